@@ -1,0 +1,116 @@
+"""Build a tiny Qwen-VL checkpoint with the real classes, the real processor and a small tokenizer of its own.
+
+Nothing is downloaded. The weights are random: warm it up before you expect an answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib import resources
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers.models import BPE
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLProcessor,
+    Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
+)
+from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+TAGS = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"]
+PHRASES = [
+    "system", "user", "assistant", "You are a helpful assistant.", "Which digit is this?", "The digit in the picture is ",
+    "The shape looks like ", "Reply in this form: reasoning, then answer.", *"0123456789",
+]  # fmt: skip
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
+
+def tokenizer(chat_template: str) -> PreTrainedTokenizerFast:
+    """A byte-level BPE trained on the demo's phrases; it can spell any text. The tags are single tokens, but not special ones."""
+    backend = Tokenizer(BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=340,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+        min_frequency=1,
+        special_tokens=SPECIAL_TOKENS,
+    )
+    backend.train_from_iterator(PHRASES, trainer)
+    backend.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>", padding_side="left", model_max_length=4096,
+        chat_template=chat_template,
+    )  # fmt: skip
+
+
+def processor(family: str):
+    """The family's real processor with TRL's copy of its chat template."""
+    patch = 16 if family == "qwen3_vl" else 14
+    template = "qwen3_vl" if family == "qwen3_vl" else "qwen2_5_vl"
+    chat_template = resources.files("trl").joinpath(f"chat_templates/{template}.jinja").read_text()
+    limits = {"shortest_edge": 56 * 56, "longest_edge": 1280 * 28 * 28}
+    images = Qwen2VLImageProcessor(patch_size=patch, temporal_patch_size=2, merge_size=2, size=limits)
+    kind = {"qwen2_vl": Qwen2VLProcessor, "qwen2_5_vl": Qwen2_5_VLProcessor, "qwen3_vl": Qwen3VLProcessor}[family]
+    video = Qwen3VLVideoProcessor() if family == "qwen3_vl" else Qwen2VLVideoProcessor()
+    return kind(images, tokenizer(chat_template), video, chat_template=chat_template)
+
+
+def config(family: str, processing, layers: int = 3):
+    """About one million weights: wide enough to read a digit, small enough for a laptop."""
+    ids = {token: processing.tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
+    hidden, vision_hidden = 128, 96
+    interleaved = {"mrope_interleaved": True} if family == "qwen3_vl" else {}
+    text = {
+        "vocab_size": len(processing.tokenizer), "hidden_size": hidden, "intermediate_size": 256, "num_hidden_layers": layers,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 1e6} | interleaved,
+        "initializer_range": 0.06, "tie_word_embeddings": True,
+        "bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"],
+    }  # fmt: skip
+    vision = {"depth": 2, "num_heads": 4, "in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2, "initializer_range": 0.06}
+    vision |= {
+        "qwen2_vl": {"embed_dim": vision_hidden, "hidden_size": hidden, "mlp_ratio": 2, "patch_size": 14},
+        "qwen2_5_vl": {
+            "hidden_size": vision_hidden, "intermediate_size": 192, "out_hidden_size": hidden, "patch_size": 14, "window_size": 112,
+            "fullatt_block_indexes": [1], "tokens_per_second": 2,
+        },
+        "qwen3_vl": {
+            "hidden_size": vision_hidden, "intermediate_size": 192, "out_hidden_size": hidden, "patch_size": 16,
+            "num_position_embeddings": 256, "deepstack_visual_indexes": [1],
+        },
+    }[family]  # fmt: skip
+    return AutoConfig.for_model(
+        family, text_config=text, vision_config=vision, image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"], tie_word_embeddings=True,
+    )  # fmt: skip
+
+
+def build(folder: str | Path, family: str = "qwen2_5_vl", seed: int = 0) -> int:
+    """Write a random checkpoint of `family` into `folder`; returns the number of its weights."""
+    processing = processor(family)
+    torch.manual_seed(seed)
+    model = AutoModelForImageTextToText.from_config(config(family, processing), dtype=torch.float32)
+    model.generation_config.eos_token_id = processing.tokenizer.eos_token_id
+    model.generation_config.pad_token_id = processing.tokenizer.pad_token_id
+    processing.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return sum(weight.numel() for weight in model.parameters())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Build a tiny random Qwen-VL checkpoint.")
+    parser.add_argument("folder")
+    parser.add_argument("--family", choices=FAMILIES, default="qwen2_5_vl")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    print(f"{build(given.folder, given.family, given.seed) / 1e6:.2f} M weights in {given.folder}")

@@ -1,0 +1,197 @@
+"""The command line: parse, validate, then import.
+
+Nothing heavy is imported before every cheap refusal has had its turn, so a typo costs a blink and not a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from qwen_vl_grpo import __version__
+from qwen_vl_grpo.errors import DataError, GrpoError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+runs_app = typer.Typer(rich_markup_mode=None, help="List runs, show one, or find runs that were moved.")
+app.add_typer(runs_app, name="runs")
+
+RunId = Annotated[str, typer.Option("--run_id", help="The run that answers.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the whole record as JSON.")]
+
+
+@app.callback()
+def grpo(version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False) -> None:
+    """Fine-tune Qwen-VL with GRPO from one YAML file, and find every run again by its run_id."""
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def train(
+    config: Annotated[str, typer.Option("--config", help="The run's YAML file.")] = "configs/qwen_grpo.yaml",
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set lora.r=32. Repeatable.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry_run", help="Print the resolved config and its arithmetic, and stop.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Train one run from its config, score it, and keep it under its run_id."""
+    from qwen_vl_grpo import config as configs
+    from qwen_vl_grpo import hardware
+
+    _load_env_file()
+    run = configs.load(config, overrides or ())
+    arithmetic = configs.arithmetic(run)
+    if dry_run:
+        import yaml
+
+        print(yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False), end="")
+        print(f"# {arithmetic}\n# digest {configs.digest(run)[:12]}")
+        return
+    _refuse_early(run)
+    hardware.quiet_libraries()
+    _show_log()
+    from qwen_vl_grpo import training
+
+    card = training.train(run)
+    print(f"run {card.run_id} is finished: {run.run_dir}/run.json")
+
+
+@app.command()
+def infer(
+    run_id: RunId,
+    prompt: Annotated[str, typer.Option("--prompt", help="The question.")],
+    image_path: Annotated[list[str] | None, typer.Option("--image_path", help="A picture. Repeatable.")] = None,
+    system_prompt: Annotated[str | None, typer.Option("--system_prompt", help="Replace the run's own system prompt.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option("--max_new_tokens", min=1, help="Longest answer, in tokens.")] = None,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Answer one question with the policy of a run, found by its run_id."""
+    from qwen_vl_grpo import hardware, registry
+
+    card, run_dir = registry.resolve(run_id)
+    registry.verify_files(card, run_dir)
+    for path in image_path or ():
+        if not Path(path).is_file():
+            raise DataError(f"--image_path {path}: there is no such file")
+    hardware.quiet_libraries()
+    from qwen_vl_grpo import answering
+
+    record = answering.infer(run_id, prompt, image_path or (), system_prompt, max_new_tokens, temperature)
+    if as_json:
+        print(json.dumps(record, indent=2))
+        return
+    print(record["answer"])
+    if record["reasoning"]:
+        print(f"reasoning: {record['reasoning']}", file=sys.stderr)
+    print(f"{run_id}: loaded in {record['load_seconds']} s, answered in {record['answer_seconds']} s", file=sys.stderr)
+
+
+@runs_app.callback(invoke_without_command=True)
+def list_runs(context: typer.Context, as_json: AsJson = False) -> None:
+    if context.invoked_subcommand:
+        return
+    from qwen_vl_grpo import registry
+
+    found = registry.list_runs()
+    if as_json:
+        print(json.dumps([card.model_dump(mode="json") | {"folder": str(folder)} for card, folder in found], indent=2))
+        return
+    if not found:
+        print(f"no runs yet (index: {registry.home() / 'index'})")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("run_id", "state", "task", "base model", "greedy before", "greedy after", "created", box=None)
+    for card, _ in found:
+        table.add_row(
+            card.run_id,
+            card.state,
+            card.task,
+            card.base_model,
+            _correct(card.metrics, "before"),
+            _correct(card.metrics, "after"),
+            card.created[:16],
+        )
+    Console().print(table)
+
+
+@runs_app.command()
+def show(run_id: str, as_json: AsJson = False) -> None:
+    """Show everything that is known of one run."""
+    from qwen_vl_grpo import registry
+
+    card, folder = registry.resolve(run_id)
+    if as_json:
+        print(card.model_dump_json(indent=2))
+        return
+    import yaml
+
+    print(f"# {folder}")
+    print(yaml.safe_dump(card.model_dump(mode="json", exclude={"config", "checkpoint_files"}), sort_keys=False), end="")
+
+
+@runs_app.command()
+def scan(folder: str) -> None:
+    """Find every run below a folder again, wherever it was moved."""
+    from qwen_vl_grpo import registry
+
+    found = registry.scan(Path(folder))
+    print(f"{len(found)} runs found below {folder}" + (f": {', '.join(found)}" if found else ""))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command; an error that a user can mend becomes one line on stderr and exit code 1."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        app(args=arguments, prog_name="grpo")
+    except GrpoError as error:
+        if "--debug" in arguments:
+            raise
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _refuse_early(run: Any) -> None:
+    """Everything that can be refused without torch."""
+    from qwen_vl_grpo import hardware, registry, rewards, tasks
+
+    registry.refuse_existing(run)
+    tasks.build(run.task)
+    for entry in run.rewards:
+        if ".py:" not in entry.function:
+            rewards.find(entry.function)
+    hardware.require(run, hardware.detect())
+
+
+def _load_env_file() -> None:
+    from dotenv import load_dotenv
+
+    load_dotenv(Path(".env"))
+
+
+def _show_log() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.addFilter(logging.Filter("qwen_vl_grpo"))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger("qwen_vl_grpo").setLevel(logging.INFO)
+
+
+def _correct(metrics: dict[str, Any], when: str) -> str:
+    scores = metrics.get(when, {}).get("greedy")
+    return f"{scores['correct']:.3f} (n {scores['n']})" if scores else "-"
+
+
+if __name__ == "__main__":
+    main()

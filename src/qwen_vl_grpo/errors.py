@@ -1,0 +1,41 @@
+"""One root error and one class for each boundary that can fail.
+
+The library raises these with a message that says what is wrong, where, and what to do. The command line turns
+them into one line and exit code 1. Anything else that escapes is a fault of ours and keeps its traceback.
+"""
+
+
+class GrpoError(Exception):
+    """The root of every error that a user can do something about."""
+
+
+class ConfigError(GrpoError):
+    """The run config, or a flag that changes it, cannot be used as written."""
+
+
+class DataError(GrpoError):
+    """A row, a picture or a whole data set cannot be trained on."""
+
+
+class RewardError(GrpoError):
+    """A reward function cannot be found, or broke its contract."""
+
+
+class PolicyError(GrpoError):
+    """A model, its processor or its adapter cannot be loaded as asked."""
+
+
+class RolloutError(GrpoError):
+    """The rollouts are not the policy's own, so training on them would be wrong."""
+
+
+class HardwareError(GrpoError):
+    """This machine lacks something that the run needs."""
+
+
+class RegistryError(GrpoError):
+    """A run_id names no run, a broken one, or one that must not be replaced."""
+
+
+class TrackingError(GrpoError):
+    """An experiment tracker that was asked for could not be started."""

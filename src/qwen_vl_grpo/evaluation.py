@@ -1,0 +1,76 @@
+"""One evaluator for the policy before and after: the same rows, prompt, sampling and judge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from PIL import Image
+
+from qwen_vl_grpo.interfaces import Generate, RewardFunction, Sample, Task
+
+Scores = dict[str, Any]
+
+
+def evaluate(
+    samples: Sequence[Sample], task: Task, rewards: Sequence[RewardFunction], generate: Generate, count: int, temperature: float
+) -> dict[str, Scores]:
+    """Score one greedy and `count` sampled completions for each sample."""
+    return {
+        "greedy": score(samples, generate(samples, 1, 0.0), task, rewards),
+        "sampled": score(samples, generate(samples, count, temperature), task, rewards),
+    }
+
+
+def blind(samples: Sequence[Sample], task: Task, rewards: Sequence[RewardFunction], generate: Generate) -> Scores:
+    """Score greedy completions to white pictures of the same sizes: what the policy knows without looking."""
+    white = [replace(sample, images=[Image.new("RGB", image.size, "white") for image in sample.images]) for sample in samples]
+    return score(white, generate(white, 1, 0.0), task, rewards)
+
+
+def score(samples: Sequence[Sample], completions: Sequence[Sequence[str]], task: Task, rewards: Sequence[RewardFunction]) -> Scores:
+    """Shares of well-formed completions (`format`) and of well-formed and right ones (`correct`), mean rewards, and n.
+
+    `interval` is the 95 % Wilson interval of `correct`. Several completions of one sample are not independent, so it is
+    computed as if there were one completion a sample.
+    """
+    pairs = [(sample, text) for sample, texts in zip(samples, completions, strict=True) for text in texts]
+    verdicts = [task.judge(text, sample) for sample, text in pairs]
+    correct = sum(verdict.correct for verdict in verdicts) / len(pairs)
+    return {
+        "correct": round(correct, 4),
+        "interval": wilson(correct, len(samples)),
+        "format": round(sum(verdict.format for verdict in verdicts) / len(pairs), 4),
+        "n": len(pairs),
+        "rows": len(samples),
+        "rewards": {reward.__name__: mean_reward(reward, pairs) for reward in rewards},
+    }
+
+
+def mean_reward(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]]) -> float | None:
+    """Mean of a reward over completions, leaving out those it could not judge; None if it could judge none."""
+    columns = {key: [sample.columns.get(key) for sample, _ in pairs] for key in {key for sample, _ in pairs for key in sample.columns}}
+    columns |= {"answer": [sample.answer for sample, _ in pairs], "prompts": [sample.prompt for sample, _ in pairs]}
+    columns.pop("prompt", None)
+    columns.pop("completion", None)
+    chats = [[{"role": "assistant", "content": text}] for _, text in pairs]
+    judged = [value for value in reward(completions=chats, **columns) if value is not None]
+    return round(sum(judged) / len(judged), 4) if judged else None
+
+
+def wilson(share: float, n: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95 % interval of a share of n (E. B. Wilson, 1927)."""
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return round(max(0.0, centre - half), 4), round(min(1.0, centre + half), 4)
+
+
+def flat(scores: dict[str, Scores]) -> dict[str, float]:
+    """Scores as metrics for a tracker: `eval_greedy/correct`, `eval_sampled/rewards/<name>`, …"""
+    metrics = {}
+    for kind, values in scores.items():
+        metrics |= {f"eval_{kind}/{name}": values[name] for name in ("correct", "format")}
+        metrics |= {f"eval_{kind}/rewards/{name}": value for name, value in values["rewards"].items() if value is not None}
+    return metrics

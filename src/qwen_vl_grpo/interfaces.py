@@ -1,0 +1,94 @@
+"""The few shapes that the floors of the house hand to each other; nothing heavy is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Message = dict[str, Any]
+"""One chat turn: {"role": str, "content": str}."""
+
+RewardFunction = Callable[..., list[float | None]]
+"""f(completions=…, <data set column>=…, **kwargs) -> one score for each completion, None where it could not be judged.
+
+TRL's contract (trl 1.16, GRPOTrainer): `completions` is a list of chats, each [{"role": "assistant", "content": text}].
+"""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One question, ready for the policy: the chat, its pictures, and what the rewards need to know."""
+
+    id: str
+    prompt: list[Message]
+    images: list[Image]
+    answer: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the evaluator says of one completion: well-formed, and well-formed and right."""
+
+    format: bool
+    correct: bool
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task turns raw rows into samples and says whether a completion solves one.
+
+    `rewards` names the reward functions (with weights) that a config gets when it lists none.
+    `read_row` raises DataError for a row that cannot be used; its second argument is the run config's `data` section.
+    """
+
+    name: str
+    system_prompt: str
+    rewards: tuple[tuple[str, float], ...]
+    read_row: Callable[[Mapping[str, Any], Any, str], Sample]
+    judge: Callable[[str, Sample], Verdict]
+
+
+class Generate(Protocol):
+    """Something that answers samples: transformers or a vLLM engine holding the policy as it is now."""
+
+    def __call__(self, samples: Sequence[Sample], count: int, temperature: float) -> list[list[str]]:
+        """Return `count` completions for each sample; temperature 0 is greedy. The end-of-turn token is not part of the text."""
+        ...
+
+
+class RunCard(BaseModel):
+    """Everything that is known of a run; run.json in its folder. Unknown fields of a newer card are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+    schema_version: int = 1
+    run_id: str
+    state: Literal["running", "finished", "failed", "interrupted"] = "running"
+    demo: bool = False
+    task: str
+    base_model: str
+    base_revision: str | None = None
+    dataset: dict[str, Any] = {}
+    config: dict[str, Any] = {}
+    digest: str = ""
+    git: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+    hardware: dict[str, Any] = {}
+    system_prompt: str = ""
+    preprocessing: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
+    checkpoint: str | None = None
+    """Folder of the final weights, relative to the run's folder."""
+    checkpoint_files: dict[str, str] = {}
+    """File in that folder -> sha256."""
+    tracking: dict[str, Any] = {}
+    created: str = ""
+    finished: str | None = None
+    error: str | None = None

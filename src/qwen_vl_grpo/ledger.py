@@ -1,0 +1,99 @@
+"""What a run writes as it goes: metrics.jsonl, training.log, and a line or a bar for the person who watches."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback
+
+log = logging.getLogger("qwen_vl_grpo")
+
+
+class Ledger(TrainerCallback):
+    """Append every logged metric to metrics.jsonl, and show the step, the reward and the time left."""
+
+    def __init__(self, run_dir: Path, steps: int):
+        self.metrics_path = run_dir / "metrics.jsonl"
+        self.last: dict[str, Any] = {}
+        self.steps = steps
+        self.progress = Bar("GRPO", steps)
+        self.file = logging.FileHandler(run_dir / "training.log", encoding="utf-8")
+        self.file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.getLogger().addHandler(self.file)
+
+    def bar(self, what: str, steps: int) -> TrainerCallback:
+        """A bar of its own for another trainer of the same run."""
+        return Bar(what, steps)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if not state.is_world_process_zero or not logs:
+            return
+        entry = {"step": state.global_step, "time": round(time.time(), 3)} | {_slash(key): value for key, value in logs.items()}
+        with self.metrics_path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        if "reward" in logs:
+            self.last = {key: entry[key] for key in ("reward", "loss", "grad_norm", SAMPLING_GAP) if key in entry}
+            self.progress.shown = f"reward {logs['reward']:.3f}"
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        self.progress.on_train_begin(args, state, control, **named)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        self.progress.on_step_end(args, state, control, **named)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        self.progress.on_train_end(args, state, control, **named)
+
+    def close(self) -> None:
+        self.progress.stop()
+        logging.getLogger().removeHandler(self.file)
+        self.file.close()
+
+
+SAMPLING_GAP = "sampling/sampling_logp_difference/mean"
+
+
+class Bar(TrainerCallback):
+    """A progress bar on a terminal, and a line every tenth of the way elsewhere."""
+
+    def __init__(self, what: str, steps: int):
+        self.what, self.steps, self.shown = what, steps, ""
+        self.display: Progress | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero and sys.stderr.isatty():
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[shown]}"),
+            )
+            self.display = Progress(*columns, console=Console(stderr=True))
+            self.display.start()
+            self.task = self.display.add_task(self.what, total=self.steps, shown="")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.display is not None:
+            self.display.update(self.task, completed=state.global_step, shown=self.shown)
+        elif state.is_world_process_zero and state.global_step % max(1, self.steps // 10) == 0:
+            log.info("%s: step %d of %d %s", self.what, state.global_step, self.steps, self.shown)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        if self.display is not None:
+            self.display.stop()
+            self.display = None
+
+
+def _slash(key: str) -> str:
+    return "eval/" + key.removeprefix("eval_") if key.startswith("eval_") else key

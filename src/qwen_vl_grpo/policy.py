@@ -1,0 +1,131 @@
+"""The policy: a Qwen-VL model with its processor, and which of its weights learn."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+
+from qwen_vl_grpo.config import LoraSection, RunConfig
+from qwen_vl_grpo.errors import PolicyError
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+VISION_LINEARS = "qkv|proj|gate_proj|up_proj|down_proj|fc1|fc2|linear_fc1|linear_fc2"
+
+
+def load_processor(config: RunConfig, name: str | None = None) -> Any:
+    """Load the processor with left padding and the config's pixel limits; raises PolicyError.
+
+    Left padding is not a taste: with right padding the vision types fall on padded places and the gradients are wrong
+    (trl#5785).
+    """
+    source = name or config.model_name
+    try:
+        processor = AutoProcessor.from_pretrained(source, revision=config.model_revision if source == config.model_name else None)
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"model_name {source}: its processor cannot be loaded ({_first_line(error)})") from None
+    if not hasattr(processor, "image_processor"):
+        raise PolicyError(f"model_name {source}: has no picture processor; use a Qwen-VL checkpoint")
+    processor.tokenizer.padding_side = "left"
+    processor.image_processor.size = {"shortest_edge": config.data.min_pixels, "longest_edge": config.data.max_pixels}
+    return processor
+
+
+def load_model(config: RunConfig, name: str | None = None) -> Any:
+    """Load the model in the config's dtype and attention; raises PolicyError with what to do."""
+    source = name or config.model_name
+    revision = config.model_revision if source == config.model_name else None
+    try:
+        family = AutoConfig.from_pretrained(source, revision=revision).model_type
+        if family not in FAMILIES:
+            raise PolicyError(f"model_name {source}: is of the family {family}; the families that learn here are {', '.join(FAMILIES)}")
+        return AutoModelForImageTextToText.from_pretrained(
+            source,
+            revision=revision,
+            dtype=weight_dtype(config),
+            attn_implementation=attention(config),
+            quantization_config=quantization(config.lora),
+            device_map={"": torch.cuda.current_device()} if torch.cuda.is_available() else None,
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise PolicyError(f"model_name {source}: cannot be loaded ({_first_line(error)})") from None
+
+
+def weight_dtype(config: RunConfig) -> torch.dtype:
+    """bfloat16 on a GPU and float32 on a CPU unless the config says otherwise; transformers alone would take float32."""
+    if config.dtype == "auto":
+        return torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    return getattr(torch, config.dtype)
+
+
+def attention(config: RunConfig) -> str:
+    """The attention kernel to ask for; raises PolicyError if the one asked for is not installed."""
+    installed = importlib.util.find_spec("flash_attn") is not None and torch.cuda.is_available()
+    if config.attn_implementation == "flash_attention_2" and not installed:
+        raise PolicyError("attn_implementation: flash_attention_2 needs a GPU and the flash-attn package; take auto or sdpa")
+    if config.attn_implementation == "auto":
+        return "flash_attention_2" if installed else "sdpa"
+    return config.attn_implementation
+
+
+def quantization(lora: LoraSection) -> Any:
+    """The 4-bit settings of QLoRA (NF4 with double quantisation, arXiv 2305.14314), or None."""
+    if lora.quantization is None:
+        return None
+    if not lora.enabled:
+        raise PolicyError("lora.quantization: a 4-bit base cannot be fine-tuned whole; set lora.enabled: true or remove the quantisation")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise PolicyError("lora.quantization: 4bit needs the bitsandbytes package; install it, or remove lora.quantization")
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16
+    )
+
+
+def adapter(lora: LoraSection) -> LoraConfig | None:
+    """The LoRA settings, or None for full fine-tuning.
+
+    Modules are matched with their tower: Qwen2.5-VL's vision MLP has layers named like the language model's, and plain
+    suffixes would train both.
+    """
+    if not lora.enabled:
+        return None
+    language = rf"language_model\..*\.(?:{'|'.join(lora.target_modules)})"
+    vision = rf"|visual\.(?:blocks|merger|deepstack_merger_list)\..*\.(?:{VISION_LINEARS})" if lora.vision else ""
+    return LoraConfig(
+        r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=rf".*(?:{language}{vision})", task_type="CAUSAL_LM"
+    )
+
+
+def freeze(model: Any, lora: LoraSection) -> None:
+    """In full fine-tuning, keep the vision tower as it is unless the config trains it."""
+    if not lora.enabled and not lora.vision:
+        for name, weight in model.named_parameters():
+            if part(name) != "language":
+                weight.requires_grad_(False)
+
+
+def trainable_parts(model: Any) -> dict[str, tuple[int, int]]:
+    """Part of the model -> (weights that learn, weights in all)."""
+    learning: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for name, weight in model.named_parameters():
+        total[part(name)] += weight.numel()
+        learning[part(name)] += weight.numel() if weight.requires_grad else 0
+    return {name: (learning[name], total[name]) for name in total}
+
+
+def part(name: str) -> str:
+    """Which part of the model a parameter belongs to: vision, merger or language."""
+    if "visual." not in name:
+        return "language"
+    return "merger" if "merger" in name else "vision"
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,31 @@
+"""The tasks by name, and the way to anyone's own."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from qwen_vl_grpo.config import TaskSection
+from qwen_vl_grpo.errors import ConfigError
+from qwen_vl_grpo.interfaces import Task
+from qwen_vl_grpo.rewards import load_function
+from qwen_vl_grpo.tasks import visual_reasoning
+
+TASKS: dict[str, Callable[[], Task]] = {"visual_reasoning": visual_reasoning.build}
+
+
+def build(section: TaskSection) -> Task:
+    """Return the task that a config names: a built-in one, or `path/to/module.py:function` (a function that returns a Task).
+
+    Raises ConfigError: no such task, or a function that returns something else.
+    """
+    if ".py:" in section.name:
+        task = load_function(section.name, ConfigError)()
+        if not isinstance(task, Task):
+            raise ConfigError(f"task.name: {section.name} returned {type(task).__name__}; it must return a Task")
+        return task
+    if section.name not in TASKS:
+        near = difflib.get_close_matches(section.name, TASKS, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(TASKS)}"
+        raise ConfigError(f"task.name: no task is called {section.name!r}; {hint} Your own is written path/to/file.py:function")
+    return TASKS[section.name]()

@@ -1,0 +1,118 @@
+"""Visual reasoning: a picture and a question, answered in reasoning and answer tags (MathVista's form).
+
+One raw row of AI4Math/MathVista, split testmini (the pictures are in `decoded_image`; `image` is only a path):
+
+    {"pid": "1", "question": "When a spring does work on an object, …", "image": "images/1.jpg",
+     "decoded_image": <PIL.Image>, "choices": None, "unit": None, "precision": 1.0, "answer": "1.2",
+     "question_type": "free_form", "answer_type": "float", "query": "Hint: Please answer …\\nQuestion: …", …}
+
+Any other set works through `data.columns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from qwen_vl_grpo import answers
+from qwen_vl_grpo.config import DataSection
+from qwen_vl_grpo.errors import DataError
+from qwen_vl_grpo.interfaces import Sample, Task, Verdict
+
+SYSTEM_PROMPT = """\
+Look at the picture and answer the question. Reply in exactly this form:
+<reasoning>
+your reasoning
+</reasoning>
+<answer>
+your final answer
+</answer>"""
+
+GUESSES = {
+    "image": ("image", "decoded_image", "images"),
+    "question": ("query", "question", "problem", "prompt"),
+    "answer": ("answer", "solution"),
+    "id": ("id", "pid"),
+}
+"""Our name -> the columns tried in this order where `data.columns` does not say; a MathVista path never counts as a picture."""
+
+
+def build() -> Task:
+    return Task(
+        name="visual_reasoning",
+        system_prompt=SYSTEM_PROMPT,
+        rewards=(
+            ("xmlcount_reward_func", 1.0),
+            ("soft_format_reward_func", 1.0),
+            ("strict_format_reward_func", 1.0),
+            ("correctness_reward_func", 1.0),
+        ),
+        read_row=read_row,
+        judge=judge,
+    )
+
+
+def read_row(row: Mapping[str, Any], data: DataSection, system_prompt: str) -> Sample:
+    """Turn one raw row into a sample; raises DataError (missing column, broken picture, answer of the wrong type)."""
+    question = row[column("question", row, data)]
+    if not isinstance(question, str) or not question.strip():
+        raise DataError(f"column {column('question', row, data)!r} holds {question!r}; a question is text")
+    gold = row[column("answer", row, data)]
+    if isinstance(gold, bool) or not isinstance(gold, (str, int, float)) or not str(gold).strip():
+        raise DataError(
+            f"column {column('answer', row, data)!r} holds {gold!r} ({type(gold).__name__}); an answer is text or a number, "
+            "so name the right column with data.columns.answer"
+        )
+    id_column = data.columns.get("id") or next((name for name in GUESSES["id"] if name in row), None)
+    return Sample(
+        id=str(row[id_column]) if id_column else "",
+        prompt=[{"role": "system", "content": system_prompt}, {"role": "user", "content": question}],
+        images=pictures(row, data),
+        answer=str(gold),
+        columns={"choices": list(row.get("choices") or [])},
+    )
+
+
+def judge(completion: str, sample: Sample) -> Verdict:
+    given = answers.strict_answer(completion)
+    right = given is not None and answers.same(given, sample.answer, tuple(sample.columns.get("choices", ())))
+    return Verdict(format=given is not None, correct=right)
+
+
+def column(ours: str, row: Mapping[str, Any], data: DataSection) -> str:
+    """Name the data set's column for one of ours; raises DataError if there is none."""
+    asked = data.columns.get(ours)
+    for name in (asked,) if asked else GUESSES[ours]:
+        if name in row and not (ours == "image" and name == "image" and "decoded_image" in row):
+            return name
+    tried = repr(asked) if asked else " or ".join(repr(name) for name in GUESSES[ours])
+    raise DataError(f"has no column {tried} for the {ours}; it has {', '.join(sorted(row))}; map it with data.columns.{ours}")
+
+
+def pictures(row: Mapping[str, Any], data: DataSection) -> list[Image.Image]:
+    """Open the pictures of one row: PIL pictures, paths, or the {bytes, path} form of the data set library."""
+    value = row[column("image", row, data)]
+    return [open_picture(item) for item in (value if isinstance(value, list) else [value])]
+
+
+def open_picture(value: Any) -> Image.Image:
+    """Decode one picture fully and convert it to RGB; raises DataError if that cannot be done."""
+    import io
+
+    from PIL import ImageOps
+
+    try:
+        if isinstance(value, Mapping):
+            value = io.BytesIO(value["bytes"]) if value.get("bytes") else value["path"]
+        image = value if isinstance(value, Image.Image) else Image.open(value)
+        image.load()
+    except (OSError, ValueError, SyntaxError, TypeError, AttributeError, Image.DecompressionBombError) as error:
+        shown = Path(value).name if isinstance(value, str) else type(value).__name__
+        raise DataError(f"holds a picture that cannot be opened ({shown}: {' '.join(str(error).split())[:160]})") from None
+    turned = ImageOps.exif_transpose(image)
+    if turned.mode in ("RGBA", "LA", "PA") or "transparency" in turned.info:
+        turned = Image.alpha_composite(Image.new("RGBA", turned.size, "white"), turned.convert("RGBA"))
+    return turned.convert("RGB")

@@ -1,0 +1,64 @@
+"""Weights & Biases: the only file that imports wandb.
+
+The id of the W&B run is the run_id. Nothing here passes `step=`: the trainer logs its own step, and W&B drops in silence
+what comes with an older one.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from qwen_vl_grpo.config import RunConfig
+from qwen_vl_grpo.errors import TrackingError
+
+SECRETS = ("token", "key", "secret", "password")
+
+
+def start(config: RunConfig, task: str, run_dir: Path) -> dict[str, Any]:
+    """Start tracking and return what the card keeps of it; raises TrackingError if W&B was asked for and does not start."""
+    if config.tracking.report_to == "none":
+        return {"report_to": "none"}
+    mode = config.tracking.mode
+    if mode == "auto":
+        mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
+    os.environ.setdefault("WANDB_DATA_DIR", str(run_dir / "wandb-data"))
+    os.environ.setdefault("WANDB_SILENT", "true")
+    try:
+        import wandb
+
+        run = wandb.init(
+            project=config.tracking.project,
+            id=config.run_id,
+            name=config.run_id,
+            group=task,
+            job_type="train",
+            tags=list(config.tracking.tags),
+            dir=str(run_dir),
+            mode=mode,
+            resume="allow",
+            config=scrub(config.model_dump(mode="json")),
+        )
+    except Exception as error:  # wandb raises its own and others' errors alike
+        raise TrackingError(
+            f"tracking: W&B did not start ({' '.join(str(error).split())[:200]}); set tracking.mode: offline, or tracking.report_to: none"
+        ) from None
+    return {"report_to": "wandb", "project": config.tracking.project, "id": config.run_id, "mode": mode, "url": run.url}
+
+
+def finish() -> None:
+    """Flush and close the W&B run, if there is one."""
+    import sys
+
+    if "wandb" in sys.modules and (run := sys.modules["wandb"].run) is not None:
+        run.finish(quiet=True)
+
+
+def scrub(value: Any, key: str = "") -> Any:
+    """Replace the values of keys that look like secrets; W&B stores a config in clear text."""
+    if isinstance(value, dict):
+        return {name: scrub(inner, name) for name, inner in value.items()}
+    if isinstance(value, str) and any(key.lower().endswith(secret) for secret in SECRETS):
+        return "***"
+    return value

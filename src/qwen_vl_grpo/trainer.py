@@ -1,0 +1,63 @@
+"""TRL's GRPOTrainer, subclassed only where it fails vision runs today."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from qwen_vl_grpo.errors import PolicyError
+
+TABLE_ROWS = 16
+"""Completions kept for each table: a gallery to look at, not a copy of the run."""
+
+
+class VisionGRPOTrainer(GRPOTrainer):
+    """GRPO on pictures: tables that W&B accepts, no pictures sent between ranks, batches that mix pictures and text."""
+
+    def __init__(self, *arguments: Any, **named: Any):
+        if named["processing_class"].tokenizer.padding_side != "left":  # trl#5785
+            raise PolicyError("the processor pads on the right, which puts picture types on padded places; set padding_side to left")
+        super().__init__(*arguments, **named)
+        self._table_images: list[Any] = []
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, Any, Any]:
+        """A row without pictures is [] and not None, or a batch that mixes the two fails in the processor (trl#5139)."""
+        ids, images, fields = super()._tokenize_prompts(prompts)
+        return ids, None if images is None else [row or [] for row in images], fields
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        """After the rewards, TRL gathers prompts and completions of all ranks for its table: from here on they are text.
+
+        As they are, every picture is pickled and sent at every step (trl 1.16), and wandb.Table refuses nested prompts.
+        """
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self._table_images = [row.get("images") or [] for row in inputs[:TABLE_ROWS]]
+        prompts[:] = [as_text(prompt) for prompt in prompts]
+        completions[:] = [as_text(completion) for completion in completions]
+        return rewards
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Trim the table to the first rows of the last batch, which are this rank's own, and add their pictures."""
+        if self.log_completions:
+            columns = [self._logs["prompt"], self._logs["completion"], self._logs["advantages"]]
+            for column in [*columns, *self._logs["rewards"].values(), *self._logs["extra"].values()]:
+                while len(column) > TABLE_ROWS:
+                    column.pop()
+            self._logs["images"].clear()
+            if len(self._table_images) == len(self._logs["prompt"]):
+                self._logs["images"].extend(self._table_images)
+        super().log(logs, start_time)
+
+
+def as_text(messages: Any) -> str:
+    """A chat as one readable text; a picture is shown as [picture]."""
+    if isinstance(messages, str):
+        return messages
+    lines = []
+    for message in messages:
+        content = message["content"]
+        if not isinstance(content, str):
+            content = "".join("[picture]" if block["type"] == "image" else block.get("text", "") for block in content)
+        lines.append(content if message["role"] == "assistant" else f"{message['role']}: {content}")
+    return "\n".join(lines)

@@ -1,0 +1,267 @@
+"""The story of a run: config -> data -> policy -> warm-up -> GRPO -> scores -> card."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, set_seed
+from trl.trainer.grpo_config import GRPOConfig
+
+from qwen_vl_grpo import answering, dataset, evaluation, hardware, policy, registry, rewards, rollouts, tasks, tracking, warmup
+from qwen_vl_grpo.config import TRL_KEYS, RewardEntry, RunConfig, arithmetic, digest
+from qwen_vl_grpo.errors import ConfigError
+from qwen_vl_grpo.interfaces import Generate, RewardFunction, RunCard, Sample, Task
+from qwen_vl_grpo.ledger import Ledger
+from qwen_vl_grpo.trainer import VisionGRPOTrainer
+
+log = logging.getLogger("qwen_vl_grpo")
+
+
+def train(config: RunConfig) -> RunCard:
+    """Run a config to its end and return the finished card; every refusal comes before the run's folder is made."""
+    registry.refuse_existing(config)
+    arithmetic(config)
+    task = tasks.build(config.task)
+    entries = config.rewards or tuple(RewardEntry(function=name, weight=weight) for name, weight in task.rewards)
+    functions = [rewards.find(entry.function) for entry in entries]
+    check_trl_fields(config)
+    set_seed(config.seed)
+    processor = policy.load_processor(config)
+    rows = dataset.load(config, task, processor, config.dataset_name, config.dataset_split)
+    held_out = _held_out(config, task, processor)
+    warmup_rows = config.warmup and dataset.load(config, task, processor, config.warmup.dataset_name, config.warmup.dataset_split)
+
+    run_dir = registry.claim(config)
+    ledger = Ledger(run_dir, config.max_steps)
+    card = _card(config, task, processor, rows)
+    registry.write(card, run_dir)
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+    try:
+        card = card.model_copy(update={"tracking": tracking.start(config, task.name, run_dir)})
+        log.info(arithmetic(config))
+        model = policy.load_model(config)
+        if config.warmup is not None and warmup_rows is not None:
+            log.info("warm-up: %d supervised steps of %d", config.warmup.steps, config.warmup.batch_size)
+            warmup.run(
+                model, processor, warmup_rows, config.warmup, config.seed, run_dir / "warmup", [ledger.bar("warm-up", config.warmup.steps)]
+            )
+            model = policy.load_model(config, str(run_dir / "warmup"))
+        policy.freeze(model, config.lora)
+        trainer = build_trainer(config, model, processor, rows, functions, [entry.weight for entry in entries], run_dir, ledger)
+        for name, (learning, total) in policy.trainable_parts(trainer.model).items():
+            log.info("%s: %s of %s weights learn", name, f"{learning:,}", f"{total:,}")
+        card.metrics |= _train_and_score(config, task, functions, held_out, trainer, processor, ledger)
+        card = _finish(card, config, trainer, run_dir)
+    except BaseException as error:
+        state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        stopped = {"state": state, "error": f"{type(error).__name__}: {error}", "finished": registry.now()}
+        registry.write(card.model_copy(update=stopped), run_dir)
+        raise
+    finally:
+        tracking.finish()
+        ledger.close()
+    registry.write(card, run_dir)
+    return card
+
+
+def build_trainer(
+    config: RunConfig,
+    model: Any,
+    processor: Any,
+    rows: Any,
+    functions: list[RewardFunction],
+    weights: list[float],
+    run_dir: Path,
+    ledger: Ledger,
+) -> VisionGRPOTrainer:
+    """TRL's trainer for this config, on our engine where vLLM generates."""
+    with rollouts.injected() if config.use_vllm else nullcontext():
+        trainer = VisionGRPOTrainer(
+            model=model,
+            reward_funcs=functions,
+            args=grpo_config(config, processor, weights, run_dir),
+            train_dataset=rows,
+            processing_class=processor,
+            peft_config=policy.adapter(config.lora),
+            callbacks=[ledger],
+        )
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    return trainer
+
+
+def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run_dir: Path) -> GRPOConfig:
+    """The one place where our keys become TRL's."""
+    on_gpu = torch.cuda.is_available()
+    given = dict(config.trl)
+    sampling = rollouts.forbid_vision_tokens(processor, config.use_vllm) | given.pop("generation_kwargs", {})
+    engine: dict[str, Any] = {}
+    if config.use_vllm:
+        engine = {
+            "use_vllm": True,
+            "vllm_mode": "colocate",
+            "vllm_gpu_memory_utilization": config.vllm_gpu_memory_utilization,
+            "vllm_enable_sleep_mode": config.vllm_enable_sleep_mode,
+            "vllm_max_model_length": config.vllm_max_model_length,
+        }
+    settings = {
+        "output_dir": str(run_dir),
+        "run_name": config.run_id,
+        "seed": config.seed,
+        "learning_rate": config.learning_rate,
+        "max_steps": config.max_steps,
+        "per_device_train_batch_size": config.batch_size,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "num_generations": config.num_generations,
+        "max_completion_length": config.max_completion_length,
+        "temperature": config.temperature,
+        "beta": config.beta,
+        "loss_type": config.loss_type,
+        "scale_rewards": config.scale_rewards,
+        "reward_weights": list(weights),
+        "gradient_checkpointing": config.gradient_checkpointing,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "save_strategy": "steps",
+        "save_steps": config.save_steps or config.max_steps,
+        "logging_steps": config.logging_steps,
+        "log_completions": config.tracking.log_completions,
+        "log_multimodal": False,
+        "num_completions_to_print": 0,
+        "report_to": [] if config.tracking.report_to == "none" else [config.tracking.report_to],
+        "bf16": on_gpu,
+        "use_cpu": not on_gpu,
+        "disable_tqdm": True,
+        "generation_kwargs": sampling,
+    }
+    try:
+        return GRPOConfig(**(settings | engine | given))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"TRL refuses these settings: {error}") from None
+
+
+def check_trl_fields(config: RunConfig) -> None:
+    """Raise ConfigError for a key under `trl:` that GRPOConfig does not have."""
+    known = [field.name for field in dataclasses.fields(GRPOConfig)]
+    for key in config.trl:
+        if key not in known:
+            near = difflib.get_close_matches(key, [name for name in known if name not in TRL_KEYS], n=1)
+            raise ConfigError(f"trl.{key}: GRPOConfig has no such field" + (f"; did you mean {near[0]!r}?" if near else ""))
+
+
+def _held_out(config: RunConfig, task: Task, processor: Any) -> list[Sample]:
+    if config.evaluation.dataset_split is None:
+        return []
+    rows = dataset.load(config, task, processor, config.dataset_name, config.evaluation.dataset_split)
+    return [dataset.to_sample(row) for row in rows]  # type: ignore[arg-type]
+
+
+def _train_and_score(
+    config: RunConfig,
+    task: Task,
+    functions: list[RewardFunction],
+    held_out: list[Sample],
+    trainer: VisionGRPOTrainer,
+    processor: Any,
+    ledger: Ledger,
+) -> dict[str, Any]:
+    generate = _generator(config, trainer, processor)
+    metrics: dict[str, Any] = {}
+
+    def scores(samples: list[Sample]) -> dict[str, Any]:
+        return evaluation.evaluate(samples, task, functions, generate, config.evaluation.samples, config.temperature)
+
+    if held_out:
+        metrics["before"] = scores(held_out)
+        log.info("before: %s", _line(metrics["before"]))
+        if config.evaluation.every:
+            trainer.add_callback(EvaluateEvery(config.evaluation.every, trainer, lambda: scores(held_out[: config.evaluation.every_limit])))
+    started = time.perf_counter()
+    trainer.train()
+    metrics["train_seconds"] = round(time.perf_counter() - started, 1)
+    metrics["last_step"] = ledger.last
+    if held_out:
+        metrics["after"] = scores(held_out)
+        log.info("after: %s", _line(metrics["after"]))
+        if config.evaluation.blind:
+            metrics["blind"] = evaluation.blind(held_out, task, functions, generate)
+            log.info("blind (white picture): correct %.3f", metrics["blind"]["correct"])
+    return metrics
+
+
+class EvaluateEvery(TrainerCallback):
+    """Score held-out rows every so many steps with the run's own rewards."""
+
+    def __init__(self, every: int, trainer: VisionGRPOTrainer, scores: Any):
+        self.every, self.trainer, self.scores = every, trainer, scores
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % self.every == 0 and state.global_step < state.max_steps:
+            Trainer.log(self.trainer, evaluation.flat(self.scores()))  # past GRPOTrainer.log, which would add its training metrics
+
+
+def _generator(config: RunConfig, trainer: VisionGRPOTrainer, processor: Any) -> Generate:
+    if not config.use_vllm:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        return answering.with_transformers(model, processor, config.max_completion_length, config.evaluation.batch_size, config.seed)
+
+    def generate(samples: Sequence[Sample], count: int, temperature: float) -> list[list[str]]:
+        engine = trainer.vllm_generation
+        assert isinstance(engine, rollouts.FaithfulGeneration)
+        engine.sync_weights()
+        encoded = [answering.encode(processor, [sample])["input_ids"][0].tolist() for sample in samples]
+        ids = engine.sample(encoded, [sample.images for sample in samples], count, temperature)
+        return [processor.batch_decode(row, skip_special_tokens=True) for row in ids]
+
+    return generate
+
+
+def _card(config: RunConfig, task: Task, processor: Any, rows: Any) -> RunCard:
+    template = processor.chat_template if isinstance(processor.chat_template, str) else str(processor.chat_template)
+    return RunCard(
+        run_id=config.run_id,
+        demo=config.registry.demo,
+        task=task.name,
+        base_model=config.model_name,
+        base_revision=config.model_revision,
+        dataset={
+            "name": config.dataset_name, "split": config.dataset_split, "rows": len(rows), "fingerprint": dataset.fingerprint(rows),
+            "held_out": config.evaluation.dataset_split,
+        },
+        config=config.model_dump(mode="json"),
+        digest=digest(config),
+        git=registry.git_state(),
+        versions=hardware.versions(),
+        hardware=hardware.describe(hardware.detect()),
+        system_prompt=config.task.system_prompt or task.system_prompt,
+        preprocessing={
+            "min_pixels": config.data.min_pixels, "max_pixels": config.data.max_pixels,
+            "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest(),
+            "attn_implementation": policy.attention(config), "dtype": str(policy.weight_dtype(config)).removeprefix("torch."),
+        },
+        created=registry.now(),
+    )  # fmt: skip
+
+
+def _finish(card: RunCard, config: RunConfig, trainer: VisionGRPOTrainer, run_dir: Path) -> RunCard:
+    checkpoint = run_dir / f"checkpoint-{trainer.state.global_step}"
+    if torch.cuda.is_available():
+        card.metrics["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    files = registry.hash_files(checkpoint)
+    finished = {"state": "finished", "finished": registry.now(), "checkpoint": checkpoint.name, "checkpoint_files": files}
+    return card.model_copy(update=finished)
+
+
+def _line(scores: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{kind} correct {values['correct']:.3f} format {values['format']:.3f} (n {values['n']})" for kind, values in scores.items()
+    )

@@ -1,0 +1,46 @@
+"""Supervised steps before GRPO: a policy that never answers in the format earns no reward to learn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
+
+from qwen_vl_grpo.config import WarmupSection
+from qwen_vl_grpo.errors import DataError
+
+
+def run(model: Any, processor: Any, rows: datasets.Dataset, section: WarmupSection, seed: int, folder: Path, callbacks: list[Any]) -> None:
+    """Imitate the `target` column of `rows` with all weights, then save model and processor into `folder`.
+
+    Raises DataError if a row has no target.
+    """
+    if "target" not in rows.column_names or not all(isinstance(target, str) and target for target in rows["target"]):
+        raise DataError(f"warmup.dataset_name {section.dataset_name}: every row needs a `target` text, the completion to imitate")
+    examples = rows.map(lambda row: {"completion": [{"role": "assistant", "content": row["target"]}]})
+    examples = examples.select_columns(["prompt", "completion", "images"])
+    on_gpu = torch.cuda.is_available()
+    settings = SFTConfig(
+        output_dir=str(folder),
+        max_steps=section.steps,
+        per_device_train_batch_size=section.batch_size,
+        learning_rate=section.learning_rate,
+        seed=seed,
+        bf16=on_gpu,
+        use_cpu=not on_gpu,
+        gradient_checkpointing=on_gpu,
+        max_length=None,
+        save_strategy="no",
+        report_to=[],
+        logging_steps=max(1, section.steps // 20),
+        disable_tqdm=True,
+        dataloader_num_workers=0,
+    )
+    trainer = SFTTrainer(model, args=settings, train_dataset=examples, processing_class=processor, callbacks=callbacks)
+    trainer.train()
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
