@@ -53,7 +53,7 @@ def require(config: RunConfig, machine: Hardware) -> None:
         )
     if importlib.util.find_spec("vllm") is None:
         raise HardwareError(
-            f"run {config.run_id}: use_vllm is set and vLLM is not installed here; run in the container (see docs/containers.md) "
+            f"run {config.run_id}: use_vllm is set and vLLM is not installed here; run where it is (vLLM 0.22 to 0.31), "
             "or set use_vllm: false"
         )
 
@@ -76,13 +76,15 @@ def versions() -> dict[str, str]:
 
 
 def quiet_libraries() -> None:
-    """Turn the telemetry of the libraries off, unless the user turned it on; call before they are imported."""
+    """Turn the telemetry and the chatter of the libraries off, unless the user set them; call before they are imported."""
     for variable, value in {
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "WANDB_ERROR_REPORTING": "false",
         "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     }.items():
         os.environ.setdefault(variable, value)
 

@@ -49,6 +49,7 @@ def train(config: RunConfig) -> RunCard:
     try:
         card = card.model_copy(update={"tracking": tracking.start(config, task.name, run_dir)})
         log.info(arithmetic(config))
+        log.info("attention %s, weights %s", card.preprocessing["attn_implementation"], card.preprocessing["dtype"])
         model = policy.load_model(config)
         if config.warmup is not None and warmup_rows is not None:
             log.info("warm-up: %d supervised steps of %d", config.warmup.steps, config.warmup.batch_size)

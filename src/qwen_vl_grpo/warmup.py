@@ -7,6 +7,7 @@ from typing import Any
 
 import datasets
 import torch
+from transformers import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -41,6 +42,7 @@ def run(model: Any, processor: Any, rows: datasets.Dataset, section: WarmupSecti
         dataloader_num_workers=0,
     )
     trainer = SFTTrainer(model, args=settings, train_dataset=examples, processing_class=processor, callbacks=callbacks)
+    trainer.remove_callback(PrinterCallback)
     trainer.train()
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
