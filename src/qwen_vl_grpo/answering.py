@@ -78,7 +78,8 @@ class evaluating:
 
 def load_run(card: RunCard, run_dir: Path) -> tuple[Any, Any, RunConfig]:
     """Load a run's policy, processor and config; raises RegistryError if its files are not those of the card."""
-    folder = registry.verify_files(card, run_dir)
+    folder = registry.checkpoint_folder(card, run_dir)
+    registry.verify_files(card, run_dir)
     config = RunConfig.model_validate(card.config)
     processor = policy.load_processor(config, str(folder))
     if not (folder / "adapter_config.json").is_file():

@@ -45,7 +45,10 @@ def _plain(text: str) -> str:
 
 
 def _number(text: str) -> float | None:
+    text = text.strip()
+    if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?", text):
+        text = text.replace(",", "")
     try:
-        return float(text.replace(",", "").strip())
+        return float(text)
     except ValueError:
         return None

@@ -25,12 +25,15 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole record as JSON.")]
 
 
-@app.callback()
-def grpo(version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False) -> None:
-    """Fine-tune Qwen-VL with GRPO from one YAML file, and find every run again by its run_id."""
-    if version:
+def _version(asked: bool) -> None:
+    if asked:
         print(__version__)
         raise typer.Exit
+
+
+@app.callback()
+def grpo(version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)] = False) -> None:
+    """Fine-tune Qwen-VL with GRPO from one YAML file, and find every run again by its run_id."""
 
 
 @app.command()
@@ -44,7 +47,6 @@ def train(
     from qwen_vl_grpo import config as configs
     from qwen_vl_grpo import hardware
 
-    _load_env_file()
     run = configs.load(config, overrides or ())
     arithmetic = configs.arithmetic(run)
     if dry_run:
@@ -77,7 +79,7 @@ def infer(
     from qwen_vl_grpo import hardware, registry
 
     card, run_dir = registry.resolve(run_id)
-    registry.verify_files(card, run_dir)
+    registry.checkpoint_folder(card, run_dir)
     for path in image_path or ():
         if not Path(path).is_file():
             raise DataError(f"--image_path {path}: there is no such file")
@@ -95,7 +97,7 @@ def infer(
 
 
 @runs_app.callback(invoke_without_command=True)
-def list_runs(context: typer.Context, as_json: AsJson = False) -> None:
+def list_runs(context: typer.Context, as_json: AsJson = False, debug: Debug = False) -> None:
     if context.invoked_subcommand:
         return
     from qwen_vl_grpo import registry
@@ -125,7 +127,7 @@ def list_runs(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 @runs_app.command()
-def show(run_id: str, as_json: AsJson = False) -> None:
+def show(run_id: str, as_json: AsJson = False, debug: Debug = False) -> None:
     """Show everything that is known of one run."""
     from qwen_vl_grpo import registry
 
@@ -140,7 +142,7 @@ def show(run_id: str, as_json: AsJson = False) -> None:
 
 
 @runs_app.command()
-def scan(folder: str) -> None:
+def scan(folder: str, debug: Debug = False) -> None:
     """Find every run below a folder again, wherever it was moved."""
     from qwen_vl_grpo import registry
 
@@ -151,15 +153,17 @@ def scan(folder: str) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; an error that a user can mend becomes one line on stderr and exit code 1."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    _load_env_file()
     try:
         app(args=arguments, prog_name="grpo")
     except GrpoError as error:
         if "--debug" in arguments:
             raise
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(f"error: {' '.join(str(error).split())}")
+    except SystemExit as end:  # typer turns Ctrl-C into it
+        if end.code == 130:
+            print("interrupted", file=sys.stderr)
+        raise
 
 
 def _refuse_early(run: Any) -> None:
@@ -175,9 +179,10 @@ def _refuse_early(run: Any) -> None:
 
 
 def _load_env_file() -> None:
-    from dotenv import load_dotenv
+    if Path(".env").is_file():
+        from dotenv import load_dotenv
 
-    load_dotenv(Path(".env"))
+        load_dotenv(Path(".env"))
 
 
 def _show_log() -> None:

@@ -27,7 +27,7 @@ def check_run_id(run_id: str) -> str:
     """Return `run_id` if it may name a folder, a Hub tag and a W&B run alike; raise ConfigError otherwise."""
     if run_id.lower() == "all":
         raise ConfigError("run_id: 'all' is the word for every run, so no run may have it as its id; choose another")
-    if not RUN_ID_PATTERN.fullmatch(run_id):
+    if not RUN_ID_PATTERN.fullmatch(run_id) or run_id.endswith((".", ".lock")):  # git allows no tag that ends so
         raise ConfigError(
             f"run_id: {run_id[:80]!r} is not a run id; use 1 to 63 letters, digits, '-', '_' and single dots, "
             "starting with a letter or digit"
@@ -80,16 +80,22 @@ class RewardEntry(Section):
 
 
 class DataSection(Section):
-    columns: dict[str, str] = {}
+    columns: dict[Literal["image", "images", "question", "answer", "id"], str] = {}
     """Our name -> the data set's column, for: image, images, question, answer, id (`question: query` reads `query`)."""
     min_pixels: int = Field(default=56 * 56, ge=28 * 28)
     """Smaller pictures are enlarged to this many pixels, once, before training."""
     max_pixels: int = Field(default=1280 * 28 * 28, ge=28 * 28)
     """Larger pictures are shrunk to this many pixels, once, before training."""
     limit: int | None = Field(default=None, ge=1)
-    """Use only the first rows."""
+    """Use only the first rows of each part."""
     overlong: Literal["refuse", "drop"] = "refuse"
     """What to do with a prompt that leaves no room for max_completion_length in the context."""
+
+    @model_validator(mode="after")
+    def _pixel_limits_in_order(self) -> DataSection:
+        if self.min_pixels > self.max_pixels:
+            raise ValueError(f"min_pixels {self.min_pixels} is more than max_pixels {self.max_pixels}; raise one or lower the other")
+        return self
 
 
 class WarmupSection(Section):
@@ -222,12 +228,23 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sampling_is_the_policy(self) -> RunConfig:
+        sampling = self.trl.get("generation_kwargs", {}) | self.trl
         for key, off in {"top_p": (1, 1.0), "top_k": (0, -1), "min_p": (None, 0, 0.0)}.items():
-            if self.trl.get(key, off[0]) not in off and not self.allow_biased_sampling:
+            if sampling.get(key, off[0]) not in off and not self.allow_biased_sampling:
                 raise ValueError(
                     f"trl.{key}: a truncated sampler renormalises its probabilities and the trainer does not, so every ratio is biased; "
                     "remove it, or set allow_biased_sampling: true"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _held_out_rows_are_others(self) -> RunConfig:
+        one_file = self.dataset_name.endswith((".jsonl", ".parquet"))
+        if self.evaluation.dataset_split is not None and (one_file or self.evaluation.dataset_split == self.dataset_split):
+            raise ValueError(
+                "evaluation.dataset_split: would score the rows that are trained on; "
+                + ("name a folder with one file a split as dataset_name" if one_file else "name another split")
+            )
         return self
 
     @property
@@ -312,15 +329,16 @@ def arithmetic(config: RunConfig, devices: int | None = None) -> str:
     window = config.trl.get("steps_per_generation", config.gradient_accumulation_steps)
     step = config.batch_size * config.gradient_accumulation_steps * devices
     generated = config.trl.get("generation_batch_size", config.batch_size * window * devices)
-    if generated % config.num_generations or step % config.num_generations:
+    if generated % config.num_generations:
+        cause = next((f"trl.{key}" for key in ("generation_batch_size", "steps_per_generation") if key in config.trl), "num_generations")
         raise ConfigError(
-            f"num_generations: groups of {config.num_generations} do not divide {config.batch_size} completions x "
-            f"{config.gradient_accumulation_steps} accumulation x {devices} device(s) = {step} completions a step; "
-            f"change batch_size or gradient_accumulation_steps so that it is a multiple of {config.num_generations}"
+            f"{cause}: groups of {config.num_generations} do not divide the {generated} completions that are generated at once "
+            f"({config.batch_size} a device x {window} micro-steps x {devices} device(s)); change batch_size or "
+            f"gradient_accumulation_steps so that it is a multiple of {config.num_generations}"
         )
     return (
         f"{config.batch_size} completions a device x {config.gradient_accumulation_steps} accumulation x {devices} device(s) = "
-        f"{step} completions a step = {step // config.num_generations} prompts x {config.num_generations} generations; "
+        f"{step} completions a step = {step / config.num_generations:g} prompts x {config.num_generations} generations; "
         f"{config.max_steps} steps = {step * config.max_steps} completions"
     )
 
@@ -330,7 +348,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _mapping_without_repeats(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key) for key, _ in node.value]
+    keys = [loader.construct_object(key) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
     for key in keys:
         if keys.count(key) > 1:
             raise yaml.YAMLError(f"the key {key!r} stands twice{node.start_mark}")
@@ -351,14 +369,16 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     *sections, key = dotted.split(".")
     target = raw
     for section in sections:
-        target = target.setdefault(section, {})
+        if target.get(section) is None:
+            target[section] = {}
+        target = target[section]
         if not isinstance(target, dict):
             raise ConfigError(f"--set {override}: {section} is a value, not a section")
     target[key] = value
 
 
 def _first_fault(error: ValidationError) -> str:
-    fault = error.errors()[0]
+    fault = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
         key = str(fault["loc"][-1])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,8 @@ def load(config: RunConfig, task: Task, processor: Any, name: str, split: str) -
     Columns: id, prompt (chat), images (list of pictures, resized to what the processor keeps), answer, and every further
     column of the raw rows, which the rewards get by name. Raises DataError with the row and what to do.
     """
-    rows = raw_rows(name, split, config.data.limit)
+    pictures = {"image", "images", config.data.columns.get("image"), config.data.columns.get("images")} - {None}
+    rows = raw_rows(name, split, config.data.limit, pictures)
     samples = [
         sample
         for row in _progress(list(enumerate(rows)), f"preparing {split}")
@@ -66,7 +66,7 @@ def prompt_length(processor: Any, prompt: list[dict[str, Any]], images: list[Ima
     return len(processor.tokenizer(text)["input_ids"]) - len(images) + vision
 
 
-def raw_rows(name: str, split: str, limit: int | None = None) -> Rows:
+def raw_rows(name: str, split: str, limit: int | None = None, pictures: Any = ("image", "images")) -> Rows:
     """The rows as they are: from a local file or folder, else from the Hub. Raises DataError."""
     path = Path(name)
     if path.is_dir():
@@ -76,7 +76,7 @@ def raw_rows(name: str, split: str, limit: int | None = None) -> Rows:
             raise DataError(f"{name}: no split {split!r} (looked for {split}.jsonl and {split}.parquet); splits there: {there}")
         path = found[0]
     if path.is_file():
-        rows = _parquet(path) if path.suffix == ".parquet" else list(_json_lines(path))
+        rows = _parquet(path) if path.suffix == ".parquet" else list(_json_lines(path, pictures))
     elif path.is_absolute() or name.startswith(".") or name.count("/") > 1 or path.suffix in LOCAL_SUFFIXES:
         raise DataError(f"dataset_name: there is no file or folder {name} here")
     else:
@@ -93,9 +93,9 @@ def _sample(
     where = f"{name}, split {split}, row {number}"
     try:
         sample = task.read_row(row, config.data, config.task.system_prompt or task.system_prompt)
+        images = [fit(image, processor, config) for image in sample.images]
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
-    images = [fit(image, processor, config) for image in sample.images]
     room = context_length(config, processor)
     needed = prompt_length(processor, sample.prompt, images) + config.max_completion_length
     if room is not None and needed > room:
@@ -122,9 +122,11 @@ def fit(image: Image.Image, processor: Any, config: RunConfig) -> Image.Image:
     merged = processor.image_processor.patch_size * processor.image_processor.merge_size
     if max(image.size) > 200 * min(image.size):
         raise DataError(f"a picture of {image.width}x{image.height} is more than 200 times longer than wide; crop it")
-    height, width = smart_resize(
-        image.height, image.width, factor=merged, min_pixels=config.data.min_pixels, max_pixels=config.data.max_pixels
-    )
+    width, height = image.size
+    chosen = None
+    while chosen != (width, height):  # a sliver shrinks more than once
+        chosen = (width, height)
+        height, width = smart_resize(height, width, factor=merged, min_pixels=config.data.min_pixels, max_pixels=config.data.max_pixels)
     return image if (width, height) == image.size else image.resize((width, height), Image.Resampling.BICUBIC)
 
 
@@ -133,13 +135,19 @@ def _dataset(samples: Rows) -> datasets.Dataset:
     for key, values in columns.items():
         if key not in ("prompt", "images") and len({type(value) for value in values if value is not None}) > 1:
             columns[key] = [None if value is None else str(value) for value in values]
+        elif key not in ("prompt", "images") and len({type(item) for value in values if isinstance(value, list) for item in value}) > 1:
+            columns[key] = [None if value is None else [str(item) for item in value] for value in values]
     features = datasets.Dataset.from_dict({key: values for key, values in columns.items() if key != "images"}).features
     features["images"] = datasets.List(datasets.Image())
     return datasets.Dataset.from_dict(columns, features=features)
 
 
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+def _json_lines(path: Path, pictures: Any) -> Iterator[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not UTF-8 text ({error.reason}); save it as UTF-8 JSON Lines") from None
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -148,7 +156,7 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
             raise DataError(f"{path}: line {number} is not JSON ({error.msg}); each line is one row") from None
         if not isinstance(row, dict):
             raise DataError(f"{path}: line {number} holds {type(row).__name__}; each line is one row, a JSON object")
-        yield {key: _beside(path, value) if key in ("image", "images") else value for key, value in row.items()}
+        yield {key: _beside(path, value) if key in pictures else value for key, value in row.items()}
 
 
 def _beside(path: Path, value: Any) -> Any:
@@ -189,8 +197,3 @@ def _progress(items: Rows | list[Any], what: str) -> Iterator[Any]:
     from rich.progress import track
 
     return iter(track(items, what, disable=len(items) < 500, transient=True))
-
-
-def patches(image: Image.Image, patch_size: int) -> int:
-    """Vision patches of a picture that has its final size."""
-    return math.prod(side // patch_size for side in image.size)

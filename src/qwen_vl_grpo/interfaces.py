@@ -18,6 +18,7 @@ RewardFunction = Callable[..., list[float | None]]
 """f(completions=…, <data set column>=…, **kwargs) -> one score for each completion, None where it could not be judged.
 
 TRL's contract (trl 1.16, GRPOTrainer): `completions` is a list of chats, each [{"role": "assistant", "content": text}].
+In training a reward also gets `completion_ids`, `trainer_state`, `log_extra` and `log_metric`; in evaluation it does not.
 """
 
 
@@ -87,7 +88,7 @@ class RunCard(BaseModel):
     checkpoint: str | None = None
     """Folder of the final weights, relative to the run's folder."""
     checkpoint_files: dict[str, str] = {}
-    """File in that folder -> sha256."""
+    """File, relative to the run's folder -> sha256: the final weights, and the warmed-up base where there is one."""
     tracking: dict[str, Any] = {}
     created: str = ""
     finished: str | None = None

@@ -28,10 +28,6 @@ class Ledger(TrainerCallback):
         self.file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(self.file)
 
-    def bar(self, what: str, steps: int) -> TrainerCallback:
-        """A bar of its own for another trainer of the same run."""
-        return Bar(what, steps)
-
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if not state.is_world_process_zero or not logs:
             return

@@ -39,10 +39,8 @@ def load_model(config: RunConfig, name: str | None = None) -> Any:
     """Load the model in the config's dtype and attention; raises PolicyError with what to do."""
     source = name or config.model_name
     revision = config.model_revision if source == config.model_name else None
+    check(config, source)
     try:
-        family = AutoConfig.from_pretrained(source, revision=revision).model_type
-        if family not in FAMILIES:
-            raise PolicyError(f"model_name {source}: is of the family {family}; the families that learn here are {', '.join(FAMILIES)}")
         return AutoModelForImageTextToText.from_pretrained(
             source,
             revision=revision,
@@ -53,6 +51,19 @@ def load_model(config: RunConfig, name: str | None = None) -> Any:
         )
     except (OSError, ValueError, ImportError) as error:
         raise PolicyError(f"model_name {source}: cannot be loaded ({_first_line(error)})") from None
+
+
+def check(config: RunConfig, name: str | None = None) -> None:
+    """Refuse what can be refused before weights are read; raises PolicyError."""
+    source = name or config.model_name
+    try:
+        family = AutoConfig.from_pretrained(source, revision=config.model_revision if source == config.model_name else None).model_type
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"model_name {source}: cannot be loaded ({_first_line(error)})") from None
+    if family not in FAMILIES:
+        raise PolicyError(f"model_name {source}: is of the family {family}; the families that learn here are {', '.join(FAMILIES)}")
+    attention(config)
+    quantization(config.lora)
 
 
 def weight_dtype(config: RunConfig) -> torch.dtype:
@@ -73,7 +84,7 @@ def attention(config: RunConfig) -> str:
 
 
 def quantization(lora: LoraSection) -> Any:
-    """The 4-bit settings of QLoRA (NF4 with double quantisation, arXiv 2305.14314), or None."""
+    """The 4-bit settings of QLoRA (NF4 with double quantisation, arXiv 2305.14314), or None; the vision tower stays as it is."""
     if lora.quantization is None:
         return None
     if not lora.enabled:
@@ -83,7 +94,11 @@ def quantization(lora: LoraSection) -> Any:
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        llm_int8_skip_modules=["model.visual", "lm_head"],
     )
 
 
@@ -96,7 +111,7 @@ def adapter(lora: LoraSection) -> LoraConfig | None:
     if not lora.enabled:
         return None
     language = rf"language_model\..*\.(?:{'|'.join(lora.target_modules)})"
-    vision = rf"|visual\.(?:blocks|merger|deepstack_merger_list)\..*\.(?:{VISION_LINEARS})" if lora.vision else ""
+    vision = rf"|visual\.(?:blocks|merger|deepstack_merger_list)\.(?:.*\.)?(?:{VISION_LINEARS}|mlp\.0|mlp\.2)" if lora.vision else ""
     return LoraConfig(
         r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=rf".*(?:{language}{vision})", task_type="CAUSAL_LM"
     )

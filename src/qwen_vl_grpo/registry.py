@@ -66,13 +66,17 @@ def read(run_dir: Path) -> RunCard:
     """Read the card in a run's folder; raises RegistryError if it is missing, broken, or newer than this program."""
     path = run_dir / "run.json"
     try:
-        card = RunCard.model_validate_json(path.read_text(encoding="utf-8"))
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        newer = isinstance(raw, dict) and isinstance(raw.get("schema_version"), int) and raw["schema_version"] > SCHEMA_VERSION
+        card = None if newer else RunCard.model_validate(raw)
     except OSError:
         raise RegistryError(f"{run_dir}: holds no run.json, so it is no run") from None
     except ValidationError as error:
         raise RegistryError(f"{path}: is not a run card ({error.errors()[0]['msg']}); restore it from a copy") from None
-    if card.schema_version > SCHEMA_VERSION:
-        raise RegistryError(f"{path}: was written by a newer version (schema {card.schema_version}); update this program to read it")
+    except ValueError as error:
+        raise RegistryError(f"{path}: is not a run card ({error}); restore it from a copy") from None
+    if card is None:
+        raise RegistryError(f"{path}: was written by a newer version (schema {raw['schema_version']}); update this program to read it")
     return card
 
 
@@ -110,27 +114,34 @@ def scan(folder: Path) -> list[str]:
     """Point the index at every run below `folder`; returns their ids."""
     found = []
     for path in sorted(folder.rglob("run.json")):
-        card = read(path.parent)
+        try:
+            card = read(path.parent)
+            check_run_id(card.run_id)
+        except (RegistryError, ConfigError):
+            continue
         _replace(_pointer(card.run_id), json.dumps({"path": str(path.parent.resolve())}) + "\n")
         found.append(card.run_id)
     return found
 
 
-def hash_files(folder: Path) -> dict[str, str]:
-    """sha256 of every file that inference needs: weights, adapter, processor, configuration; no pickles."""
-    wanted = [path for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".json", ".jinja", ".txt") and path.is_file()]
-    return {path.name: _sha256(path) for path in wanted if path.name != "trainer_state.json"}
+def hash_files(run_dir: Path, folder: str) -> dict[str, str]:
+    """sha256 of every file in one folder of a run that inference needs: weights, adapter, processor, settings; no pickles."""
+    wanted = [path for path in sorted((run_dir / folder).iterdir()) if path.suffix in (".safetensors", ".json", ".jinja", ".txt")]
+    return {f"{folder}/{path.name}": _sha256(path) for path in wanted if path.name != "trainer_state.json"}
 
 
-def verify_files(card: RunCard, run_dir: Path) -> Path:
-    """Return the checkpoint's folder; raises RegistryError if a file is missing or not what the card says."""
-    if card.checkpoint is None:
+def checkpoint_folder(card: RunCard, run_dir: Path) -> Path:
+    """Where the final weights lie; raises RegistryError if the run has none. Reads no weights."""
+    if card.checkpoint is None or not (run_dir / card.checkpoint).is_dir():
         raise RegistryError(f"run_id {card.run_id}: has no checkpoint (state: {card.state}); wait for it, or train it again under a new id")
-    folder = run_dir / card.checkpoint
+    return run_dir / card.checkpoint
+
+
+def verify_files(card: RunCard, run_dir: Path) -> None:
+    """Raise RegistryError if a file is missing or not what the card says."""
     for name, expected in card.checkpoint_files.items():
-        if not (folder / name).is_file() or _sha256(folder / name) != expected:
-            raise RegistryError(f"run_id {card.run_id}: {folder / name} is missing or has changed since the run; restore it from a copy")
-    return folder
+        if not (run_dir / name).is_file() or _sha256(run_dir / name) != expected:
+            raise RegistryError(f"run_id {card.run_id}: {run_dir / name} is missing or has changed since the run; restore it from a copy")
 
 
 def git_state() -> dict[str, str | bool | None]:
@@ -157,7 +168,7 @@ def _pointer(run_id: str) -> Path:
 def _indexed(run_id: str) -> Path | None:
     try:
         return Path(json.loads(_pointer(run_id).read_text(encoding="utf-8"))["path"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

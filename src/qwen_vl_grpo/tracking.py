@@ -52,13 +52,15 @@ def finish() -> None:
     import sys
 
     if "wandb" in sys.modules and (run := sys.modules["wandb"].run) is not None:
-        run.finish(quiet=True)
+        run.finish()
 
 
 def scrub(value: Any, key: str = "") -> Any:
     """Replace the values of keys that look like secrets; W&B stores a config in clear text."""
     if isinstance(value, dict):
         return {name: scrub(inner, name) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [scrub(inner, key) for inner in value]
     if isinstance(value, str) and any(key.lower().endswith(secret) for secret in SECRETS):
         return "***"
     return value

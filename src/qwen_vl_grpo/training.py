@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,48 +22,44 @@ from qwen_vl_grpo import answering, dataset, evaluation, hardware, policy, regis
 from qwen_vl_grpo.config import TRL_KEYS, RewardEntry, RunConfig, arithmetic, digest
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.interfaces import Generate, RewardFunction, RunCard, Sample, Task
-from qwen_vl_grpo.ledger import Ledger
+from qwen_vl_grpo.ledger import Bar, Ledger
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
 
 log = logging.getLogger("qwen_vl_grpo")
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """All that a run needs besides its model: checked, and nothing written yet."""
+
+    task: Task
+    functions: list[RewardFunction]
+    weights: list[float]
+    processor: Any
+    rows: Any
+    held_out: list[Sample]
+    warmup_rows: Any
+
+
 def train(config: RunConfig) -> RunCard:
     """Run a config to its end and return the finished card; every refusal comes before the run's folder is made."""
-    registry.refuse_existing(config)
-    arithmetic(config)
-    task = tasks.build(config.task)
-    entries = config.rewards or tuple(RewardEntry(function=name, weight=weight) for name, weight in task.rewards)
-    functions = [rewards.find(entry.function) for entry in entries]
-    check_trl_fields(config)
-    set_seed(config.seed)
-    processor = policy.load_processor(config)
-    rows = dataset.load(config, task, processor, config.dataset_name, config.dataset_split)
-    held_out = _held_out(config, task, processor)
-    warmup_rows = config.warmup and dataset.load(config, task, processor, config.warmup.dataset_name, config.warmup.dataset_split)
-
+    prepared = prepare(config)
     run_dir = registry.claim(config)
-    ledger = Ledger(run_dir, config.max_steps)
-    card = _card(config, task, processor, rows)
+    card = _card(config, prepared)
     registry.write(card, run_dir)
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+    ledger = Ledger(run_dir, config.max_steps)
     try:
-        card = card.model_copy(update={"tracking": tracking.start(config, task.name, run_dir)})
+        card = card.model_copy(update={"tracking": tracking.start(config, card.task, run_dir)})
         log.info(arithmetic(config))
         log.info("attention %s, weights %s", card.preprocessing["attn_implementation"], card.preprocessing["dtype"])
-        model = policy.load_model(config)
-        if config.warmup is not None and warmup_rows is not None:
-            log.info("warm-up: %d supervised steps of %d", config.warmup.steps, config.warmup.batch_size)
-            warmup.run(
-                model, processor, warmup_rows, config.warmup, config.seed, run_dir / "warmup", [ledger.bar("warm-up", config.warmup.steps)]
-            )
-            model = policy.load_model(config, str(run_dir / "warmup"))
-        policy.freeze(model, config.lora)
-        trainer = build_trainer(config, model, processor, rows, functions, [entry.weight for entry in entries], run_dir, ledger)
+        model = load_policy(config, prepared, run_dir)
+        trainer = build_trainer(config, prepared, model, run_dir, ledger)
         for name, (learning, total) in policy.trainable_parts(trainer.model).items():
             log.info("%s: %s of %s weights learn", name, f"{learning:,}", f"{total:,}")
-        card.metrics |= _train_and_score(config, task, functions, held_out, trainer, processor, ledger)
+        card.metrics |= _train_and_score(config, prepared, trainer, ledger)
         card = _finish(card, config, trainer, run_dir)
+        registry.write(card, run_dir)
     except BaseException as error:
         state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         stopped = {"state": state, "error": f"{type(error).__name__}: {error}", "finished": registry.now()}
@@ -71,28 +68,55 @@ def train(config: RunConfig) -> RunCard:
     finally:
         tracking.finish()
         ledger.close()
-    registry.write(card, run_dir)
     return card
 
 
-def build_trainer(
-    config: RunConfig,
-    model: Any,
-    processor: Any,
-    rows: Any,
-    functions: list[RewardFunction],
-    weights: list[float],
-    run_dir: Path,
-    ledger: Ledger,
-) -> VisionGRPOTrainer:
+def prepare(config: RunConfig) -> Prepared:
+    """Check everything that can be checked before weights are read; raises the typed error of what is wrong."""
+    registry.refuse_existing(config)
+    arithmetic(config)
+    task = tasks.build(config.task)
+    entries = config.rewards or tuple(RewardEntry(function=name, weight=weight) for name, weight in task.rewards)
+    functions = [rewards.find(entry.function) for entry in entries]
+    weights = [entry.weight for entry in entries]
+    check_trl_fields(config)
+    policy.check(config)
+    set_seed(config.seed)
+    processor = policy.load_processor(config)
+    grpo_config(config, processor, weights, config.run_dir)
+    rows = dataset.load(config, task, processor, config.dataset_name, config.dataset_split)
+    held_out: list[Sample] = []
+    if config.evaluation.dataset_split is not None:
+        scored = dataset.load(config, task, processor, config.dataset_name, config.evaluation.dataset_split)
+        held_out = [dataset.to_sample(row) for row in scored]  # type: ignore[arg-type]
+    warmup_rows = None
+    if config.warmup is not None:
+        warmup_rows = dataset.load(config, task, processor, config.warmup.dataset_name, config.warmup.dataset_split)
+        warmup.check(warmup_rows, config.warmup)
+    return Prepared(task, functions, weights, processor, rows, held_out, warmup_rows)
+
+
+def load_policy(config: RunConfig, prepared: Prepared, run_dir: Path) -> Any:
+    """The model that GRPO starts from, warmed up first if the config says so."""
+    model = policy.load_model(config)
+    if config.warmup is not None:
+        log.info("warm-up: %d supervised steps of %d", config.warmup.steps, config.warmup.batch_size)
+        bar = Bar("warm-up", config.warmup.steps)
+        warmup.run(model, prepared.processor, prepared.warmup_rows, config.warmup, config.seed, run_dir / "warmup", [bar])
+        model = policy.load_model(config, str(run_dir / "warmup"))
+    policy.freeze(model, config.lora)
+    return model
+
+
+def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Path, ledger: Ledger) -> VisionGRPOTrainer:
     """TRL's trainer for this config, on our engine where vLLM generates."""
     with rollouts.injected() if config.use_vllm else nullcontext():
         trainer = VisionGRPOTrainer(
             model=model,
-            reward_funcs=functions,
-            args=grpo_config(config, processor, weights, run_dir),
-            train_dataset=rows,
-            processing_class=processor,
+            reward_funcs=prepared.functions,
+            args=grpo_config(config, prepared.processor, prepared.weights, run_dir),
+            train_dataset=prepared.rows,
+            processing_class=prepared.processor,
             peft_config=policy.adapter(config.lora),
             callbacks=[ledger],
         )
@@ -147,7 +171,7 @@ def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run
     try:
         return GRPOConfig(**(settings | engine | given))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"TRL refuses these settings: {error}") from None
+        raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())}") from None
 
 
 def check_trl_fields(config: RunConfig) -> None:
@@ -159,26 +183,13 @@ def check_trl_fields(config: RunConfig) -> None:
             raise ConfigError(f"trl.{key}: GRPOConfig has no such field" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 
-def _held_out(config: RunConfig, task: Task, processor: Any) -> list[Sample]:
-    if config.evaluation.dataset_split is None:
-        return []
-    rows = dataset.load(config, task, processor, config.dataset_name, config.evaluation.dataset_split)
-    return [dataset.to_sample(row) for row in rows]  # type: ignore[arg-type]
-
-
-def _train_and_score(
-    config: RunConfig,
-    task: Task,
-    functions: list[RewardFunction],
-    held_out: list[Sample],
-    trainer: VisionGRPOTrainer,
-    processor: Any,
-    ledger: Ledger,
-) -> dict[str, Any]:
-    generate = _generator(config, trainer, processor)
+def _train_and_score(config: RunConfig, prepared: Prepared, trainer: VisionGRPOTrainer, ledger: Ledger) -> dict[str, Any]:
+    task, functions, held_out = prepared.task, prepared.functions, prepared.held_out
+    generate = _generator(config, trainer, prepared.processor)
     metrics: dict[str, Any] = {}
 
     def scores(samples: list[Sample]) -> dict[str, Any]:
+        log.info("scoring %d held-out rows: greedy, and %d sampled answers each", len(samples), config.evaluation.samples)
         return evaluation.evaluate(samples, task, functions, generate, config.evaluation.samples, config.temperature)
 
     if held_out:
@@ -207,7 +218,9 @@ class EvaluateEvery(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step % self.every == 0 and state.global_step < state.max_steps:
+            due = control.should_log
             Trainer.log(self.trainer, evaluation.flat(self.scores()))  # past GRPOTrainer.log, which would add its training metrics
+            control.should_log = due  # logging clears it, and the step's own metrics would be lost
 
 
 def _generator(config: RunConfig, trainer: VisionGRPOTrainer, processor: Any) -> Generate:
@@ -226,8 +239,8 @@ def _generator(config: RunConfig, trainer: VisionGRPOTrainer, processor: Any) ->
     return generate
 
 
-def _card(config: RunConfig, task: Task, processor: Any, rows: Any) -> RunCard:
-    template = processor.chat_template if isinstance(processor.chat_template, str) else str(processor.chat_template)
+def _card(config: RunConfig, prepared: Prepared) -> RunCard:
+    task, rows, template = prepared.task, prepared.rows, str(prepared.processor.chat_template)
     return RunCard(
         run_id=config.run_id,
         demo=config.registry.demo,
@@ -257,7 +270,7 @@ def _finish(card: RunCard, config: RunConfig, trainer: VisionGRPOTrainer, run_di
     checkpoint = run_dir / f"checkpoint-{trainer.state.global_step}"
     if torch.cuda.is_available():
         card.metrics["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
-    files = registry.hash_files(checkpoint)
+    files = registry.hash_files(run_dir, checkpoint.name) | (registry.hash_files(run_dir, "warmup") if config.warmup else {})
     finished = {"state": "finished", "finished": registry.now(), "checkpoint": checkpoint.name, "checkpoint_files": files}
     return card.model_copy(update=finished)
 

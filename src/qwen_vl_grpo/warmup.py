@@ -15,13 +15,18 @@ from qwen_vl_grpo.config import WarmupSection
 from qwen_vl_grpo.errors import DataError
 
 
+def check(rows: datasets.Dataset, section: WarmupSection) -> None:
+    """Raise DataError if a row has no target."""
+    if "target" not in rows.column_names or not all(isinstance(target, str) and target for target in rows["target"]):
+        raise DataError(f"warmup.dataset_name {section.dataset_name}: every row needs a `target` text, the completion to imitate")
+
+
 def run(model: Any, processor: Any, rows: datasets.Dataset, section: WarmupSection, seed: int, folder: Path, callbacks: list[Any]) -> None:
     """Imitate the `target` column of `rows` with all weights, then save model and processor into `folder`.
 
     Raises DataError if a row has no target.
     """
-    if "target" not in rows.column_names or not all(isinstance(target, str) and target for target in rows["target"]):
-        raise DataError(f"warmup.dataset_name {section.dataset_name}: every row needs a `target` text, the completion to imitate")
+    check(rows, section)
     examples = rows.map(lambda row: {"completion": [{"role": "assistant", "content": row["target"]}]})
     examples = examples.select_columns(["prompt", "completion", "images"])
     on_gpu = torch.cuda.is_available()

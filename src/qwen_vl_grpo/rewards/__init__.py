@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,19 @@ from typing import Any
 from qwen_vl_grpo.errors import RewardError
 from qwen_vl_grpo.interfaces import RewardFunction
 from qwen_vl_grpo.rewards.correctness import correctness_reward_func
+from qwen_vl_grpo.rewards.earned import solved_reward, well_formed_reward
 from qwen_vl_grpo.rewards.xml import soft_format_reward_func, strict_format_reward_func, xmlcount_reward_func
 
 REWARDS: dict[str, RewardFunction] = {
     function.__name__: function
-    for function in (xmlcount_reward_func, soft_format_reward_func, strict_format_reward_func, correctness_reward_func)
+    for function in (
+        xmlcount_reward_func,
+        soft_format_reward_func,
+        strict_format_reward_func,
+        correctness_reward_func,
+        well_formed_reward,
+        solved_reward,
+    )
 }
 
 
@@ -55,6 +64,13 @@ def load_function(reference: str, error: type[Exception]) -> Callable[..., Any]:
     return function
 
 
+def _finite(score: Any) -> bool:
+    try:
+        return not isinstance(score, str) and math.isfinite(float(score))
+    except (TypeError, ValueError):
+        return False
+
+
 def checked(function: Callable[..., Any]) -> RewardFunction:
     """Wrap someone's own reward so that a broken contract is said by name instead of deep inside the trainer."""
     name = getattr(function, "__name__", type(function).__name__)
@@ -66,7 +82,7 @@ def checked(function: Callable[..., Any]) -> RewardFunction:
             raise RewardError(f"reward {name}: raised {type(cause).__name__}: {cause}; return None for what cannot be judged") from cause
         if len(scores) != len(completions):
             raise RewardError(f"reward {name}: returned {len(scores)} scores for {len(completions)} completions; return one for each")
-        wrong = [score for score in scores if score is not None and (isinstance(score, str) or float(score) != float(score))]
+        wrong = [score for score in scores if score is not None and not _finite(score)]
         if wrong:
             raise RewardError(f"reward {name}: returned {wrong[0]!r}; a score is a finite number, or None for what cannot be judged")
         return [None if score is None else float(score) for score in scores]

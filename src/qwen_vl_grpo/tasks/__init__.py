@@ -20,7 +20,11 @@ def build(section: TaskSection) -> Task:
     Raises ConfigError: no such task, or a function that returns something else.
     """
     if ".py:" in section.name:
-        task = load_function(section.name, ConfigError)()
+        build_own = load_function(section.name, ConfigError)
+        try:
+            task = build_own()
+        except Exception as cause:
+            raise ConfigError(f"task.name: {section.name} raised {type(cause).__name__}: {cause}") from cause
         if not isinstance(task, Task):
             raise ConfigError(f"task.name: {section.name} returned {type(task).__name__}; it must return a Task")
         return task

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from PIL import Image
 
@@ -82,7 +82,7 @@ def judge(completion: str, sample: Sample) -> Verdict:
     return Verdict(format=given is not None, correct=right)
 
 
-def column(ours: str, row: Mapping[str, Any], data: DataSection) -> str:
+def column(ours: Literal["image", "question", "answer"], row: Mapping[str, Any], data: DataSection) -> str:
     """Name the data set's column for one of ours; raises DataError if there is none."""
     asked = data.columns.get(ours)
     for name in (asked,) if asked else GUESSES[ours]:
@@ -94,7 +94,8 @@ def column(ours: str, row: Mapping[str, Any], data: DataSection) -> str:
 
 def pictures(row: Mapping[str, Any], data: DataSection) -> list[Image.Image]:
     """Open the pictures of one row: PIL pictures, paths, or the {bytes, path} form of the data set library."""
-    value = row[column("image", row, data)]
+    asked = data.columns.get("images")
+    value = row[asked] if asked and asked in row else row[column("image", row, data)]
     return [open_picture(item) for item in (value if isinstance(value, list) else [value])]
 
 
@@ -110,9 +111,15 @@ def open_picture(value: Any) -> Image.Image:
         image = value if isinstance(value, Image.Image) else Image.open(value)
         image.load()
     except (OSError, ValueError, SyntaxError, TypeError, AttributeError, Image.DecompressionBombError) as error:
+        if value is None:
+            raise DataError("holds no picture; give it one or remove the row") from None
         shown = Path(value).name if isinstance(value, str) else type(value).__name__
-        raise DataError(f"holds a picture that cannot be opened ({shown}: {' '.join(str(error).split())[:160]})") from None
+        raise DataError(
+            f"holds a picture that cannot be opened ({shown}: {' '.join(str(error).split())[:160]}); replace it or remove the row"
+        ) from None
     turned = ImageOps.exif_transpose(image)
+    if turned.mode.startswith("I;16"):
+        turned = turned.point(lambda value: value / 257).convert("L")
     if turned.mode in ("RGBA", "LA", "PA") or "transparency" in turned.info:
         turned = Image.alpha_composite(Image.new("RGBA", turned.size, "white"), turned.convert("RGBA"))
     return turned.convert("RGB")

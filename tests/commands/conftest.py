@@ -1,0 +1,110 @@
+"""What the command tests share: a workshop with tiny models and digits, and one finished run in it."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+PROJECT = Path(__file__).resolve().parents[2]
+QUESTION = "Which digit is this?"
+OWN_REWARD = """\
+def brevity(completions, **_):
+    return [-0.01 * len(completion[0]["content"]) for completion in completions]
+"""
+TINY = {
+    "output_dir": "runs", "model_name": "tiny-qwen2.5-vl", "dataset_name": "digits", "dataset_split": "train", "use_vllm": False,
+    "learning_rate": 1e-3, "max_steps": 3, "batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 4,
+    "max_completion_length": 12, "gradient_checkpointing": False, "lora": {"enabled": False}, "data": {"limit": 12},
+    "rewards": [{"function": "brevity.py:brevity"}], "tracking": {"report_to": "none"},
+}  # fmt: skip
+
+
+@dataclass
+class Workshop:
+    """A folder in which real commands run as subprocesses, with a registry of its own and no GPU in sight."""
+
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "HF_", "GRPO_", "PYTHONPATH"))}
+        own = {"GRPO_HOME": str(self.folder / "home"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+        return kept | own | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(PROJECT / "src")}
+
+    def config(self, run_id: str, **changes) -> str:
+        """Write a config for a run of a few steps and return its file's name."""
+        name = f"{len(list(self.folder.glob('*.yaml')))}.yaml"
+        (self.folder / name).write_text(yaml.safe_dump({"run_id": run_id} | TINY | changes), encoding="utf-8")
+        return name
+
+    def start(self, *command: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, *command], cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def run(self, *command: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, *command], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=300, check=False
+        )
+
+    def train(self, run_id: str, *arguments: str, **changes) -> subprocess.CompletedProcess:
+        return self.run(str(PROJECT / "src/fine_tuning/train.py"), "--config", self.config(run_id, **changes), *arguments)
+
+    def infer(self, *arguments: str) -> subprocess.CompletedProcess:
+        return self.run(str(PROJECT / "src/inference/inference.py"), *arguments)
+
+    def grpo(self, *arguments: str) -> subprocess.CompletedProcess:
+        return self.run("-m", "qwen_vl_grpo", *arguments)
+
+    def run_dir(self, run_id: str) -> Path:
+        return self.folder / "runs" / run_id
+
+    def card(self, run_id: str) -> dict:
+        return json.loads((self.run_dir(run_id) / "run.json").read_text(encoding="utf-8"))
+
+    def metrics(self, run_id: str) -> list[dict]:
+        return [json.loads(line) for line in (self.run_dir(run_id) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="package")
+def workshop(tmp_path_factory) -> Workshop:
+    from demo import digits, tiny_qwen
+
+    folder = tmp_path_factory.mktemp("workshop")
+    tiny_qwen.build(folder / "tiny-qwen2.5-vl", "qwen2_5_vl")
+    tiny_qwen.build(folder / "tiny-qwen3-vl", "qwen3_vl")
+    digits.write(folder / "digits")
+    (folder / "brevity.py").write_text(OWN_REWARD, encoding="utf-8")
+    return Workshop(folder)
+
+
+@pytest.fixture(scope="package")
+def finished(workshop) -> str:
+    """The id of a run of three steps: warmed up, fully fine-tuned with the documented rewards, scored before and after."""
+    done = workshop.train(
+        "first",
+        rewards=[],
+        warmup={"dataset_name": "digits", "steps": 2, "batch_size": 4},
+        evaluation={"dataset_split": "test", "samples": 2},
+    )
+    assert done.returncode == 0, done.stderr
+    return "first"
+
+
+@pytest.fixture
+def refused():
+    """Check that a command ended in one line on stderr and exit code 1, and return the line."""
+
+    def check(done: subprocess.CompletedProcess) -> str:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert (done.returncode, done.stdout, len(errors)) == (1, "", 1), done.stderr
+        assert done.stderr.splitlines()[-1] == errors[0]
+        assert "Traceback" not in done.stderr
+        return errors[0]
+
+    return check

@@ -1,0 +1,44 @@
+"""Covers a LoRA run on Qwen3-VL with a reward of one's own: it trains from a warm start and answers by its run_id."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def adapter(workshop) -> str:
+    done = workshop.train(
+        "adapter", model_name="tiny-qwen3-vl", max_steps=2, lora={"r": 4, "vision": True},
+        rewards=[{"function": "brevity.py:brevity", "weight": 2.0}, {"function": "strict_format_reward_func"}],
+        warmup={"dataset_name": "digits", "steps": 1, "batch_size": 4},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return "adapter"
+
+
+def test_an_own_reward_is_measured_under_its_own_name_with_its_weight(workshop, adapter):
+    steps = [line for line in workshop.metrics(adapter) if "reward" in line]
+    assert len(steps) == 2
+    for line in steps:
+        assert line["rewards/brevity/mean"] < 0
+        assert line["reward"] == pytest.approx(2 * line["rewards/brevity/mean"] + line["rewards/strict_format_reward_func/mean"], abs=1e-5)
+
+
+def test_the_checkpoint_holds_the_adapter_and_not_the_model(workshop, adapter):
+    files = workshop.card(adapter)["checkpoint_files"]
+    assert {"adapter_model.safetensors", "adapter_config.json"} <= set(files)
+    assert "model.safetensors" not in files
+
+
+def test_the_log_says_how_much_of_each_part_learns(workshop, adapter):
+    told = (workshop.run_dir(adapter) / "training.log").read_text()
+    for part in ("vision", "language"):
+        line = next(line for line in told.splitlines() if f": {part}: " in line)
+        learning, total = (int(number.replace(",", "")) for number in (line.split(f"{part}: ")[1].split()[i] for i in (0, 2)))
+        assert 0 < learning < total
+
+
+def test_the_adapter_answers_by_its_run_id(workshop, adapter):
+    done = workshop.infer("--run_id", adapter, "--prompt", "Which digit is this?", "--image_path", "digits/pictures/0000.png", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["run_id"] == adapter

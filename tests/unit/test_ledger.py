@@ -1,0 +1,55 @@
+"""Covers what a run writes as it goes: one line of metrics a log, with the names of evaluations made plain."""
+
+import json
+import logging
+
+import pytest
+from transformers import TrainerState
+
+from qwen_vl_grpo.ledger import Ledger
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    made = Ledger(tmp_path, 3)
+    yield made
+    made.close()
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def state(step, main=True):
+    return TrainerState(global_step=step, is_world_process_zero=main)
+
+
+def test_every_log_is_one_line_with_its_step(ledger, tmp_path):
+    ledger.on_log(None, state(1), None, {"reward": 0.5, "loss": 0.1})
+    ledger.on_log(None, state(2), None, {"reward": 0.75})
+    assert [(line["step"], line["reward"]) for line in lines(tmp_path)] == [(1, 0.5), (2, 0.75)]
+
+
+def test_an_evaluation_is_named_with_a_slash(ledger, tmp_path):
+    ledger.on_log(None, state(2), None, {"eval_greedy/correct": 0.25})
+    assert lines(tmp_path)[0]["eval/greedy/correct"] == 0.25
+
+
+def test_another_rank_writes_nothing(ledger, tmp_path):
+    ledger.on_log(None, state(1, main=False), None, {"reward": 0.5})
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_the_last_step_of_training_is_kept_past_an_evaluation(ledger):
+    ledger.on_log(None, state(1), None, {"reward": 0.5, "loss": 0.1, "grad_norm": 2.0})
+    ledger.on_log(None, state(1), None, {"eval_greedy/correct": 0.25})
+    assert ledger.last == {"reward": 0.5, "loss": 0.1, "grad_norm": 2.0}
+
+
+def test_the_log_of_the_run_is_written_until_it_is_closed(ledger, tmp_path):
+    logging.getLogger("qwen_vl_grpo").warning("something happened")
+    ledger.close()
+    logging.getLogger("qwen_vl_grpo").warning("after the end")
+    written = (tmp_path / "training.log").read_text()
+    assert "something happened" in written
+    assert "after the end" not in written

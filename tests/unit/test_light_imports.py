@@ -1,0 +1,67 @@
+"""Covers that the command line and every cheap refusal import no heavy library: a typo costs a blink, not a minute."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "vllm", "diffusers", "datasets", "wandb", "pandas", "numpy"}
+REPORT = "\nimport sys\nprint('LOADED', *sorted(sys.modules))"
+
+
+def modules_after(code: str, home: Path) -> set[str]:
+    """Run code in a new interpreter and return the names of the modules that it loaded."""
+    environment = os.environ | {"PYTHONPATH": str(PROJECT / "src"), "GRPO_HOME": str(home), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", code + REPORT], cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+def command(*arguments: str) -> str:
+    """Code that runs the command line, and fails unless that ends with an exit code."""
+    return (
+        "from qwen_vl_grpo.cli import main\n"
+        f"try:\n    main({list(arguments)!r})\n    raise AssertionError('the command did not exit')\n"
+        "except SystemExit as end:\n    print('EXIT', end.code)\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["cli", "config", "registry", "hardware", "interfaces", "rewards", "tasks", "answers", "tracking"])
+def test_importing_a_light_module_loads_no_heavy_library(name, tmp_path):
+    loaded = modules_after(f"import qwen_vl_grpo.{name}", tmp_path)
+    assert f"qwen_vl_grpo.{name}" in loaded
+    assert not loaded & HEAVY
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("--version",),
+        ("train", "--help"),
+        ("infer", "--help"),
+        ("runs", "--help"),
+        ("train", "--dry_run"),
+        ("runs",),
+        ("runs", "--json"),
+        ("runs", "show", "nothing"),
+        ("infer", "--run_id", "nothing", "--prompt", "Why?"),
+        ("train", "--set", "learning_rat=1"),
+        ("train", "--set", "run_id=../x"),
+        ("train", "--set", "num_generations=7"),
+        ("train", "--set", "task.name=visual"),
+        ("train",),
+    ],
+    ids=" ".join,
+)
+def test_a_cheap_command_or_refusal_loads_no_heavy_library(arguments, tmp_path):
+    loaded = modules_after(command(*arguments), tmp_path)
+    assert "qwen_vl_grpo.cli" in loaded
+    assert not loaded & HEAVY
+
+
+def test_the_check_itself_notices_a_heavy_library(tmp_path):
+    assert "numpy" in modules_after("import numpy", tmp_path) & HEAVY

@@ -1,0 +1,27 @@
+"""Covers what leaves for a tracker: nothing that looks like a secret, and nothing at all when tracking is off."""
+
+import pytest
+
+from qwen_vl_grpo import tracking
+
+
+@pytest.mark.parametrize("key", ["token", "api_key", "hub_token", "client_secret", "password", "WANDB_API_KEY"])
+def test_a_value_whose_key_looks_like_a_secret_is_hidden_at_any_depth(key):
+    assert tracking.scrub({"trl": {key: "hunter2"}}) == {"trl": {key: "***"}}
+
+
+def test_a_secret_inside_a_list_is_hidden_too():
+    assert "hunter2" not in str(tracking.scrub({"rewards": [{"api_key": "hunter2"}]}))
+
+
+def test_every_other_value_stays(config_of):
+    content = config_of().model_dump(mode="json")
+    assert tracking.scrub(content) == content
+
+
+def test_no_tracking_starts_no_tracker(config_of, tmp_path):
+    import sys
+
+    assert tracking.start(config_of(tracking={"report_to": "none"}), "task", tmp_path) == {"report_to": "none"}
+    assert list(tmp_path.iterdir()) == []
+    assert getattr(sys.modules.get("wandb"), "run", None) is None

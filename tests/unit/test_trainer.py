@@ -1,0 +1,168 @@
+"""Covers VisionGRPOTrainer on real tiny models: what TRL's own trainer fails on, and the tables of completions."""
+
+import datasets
+import pandas
+import pytest
+import torch
+from PIL import Image
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from qwen_vl_grpo import policy, training
+from qwen_vl_grpo.errors import PolicyError
+from qwen_vl_grpo.ledger import Ledger
+from qwen_vl_grpo.trainer import TABLE_ROWS, VisionGRPOTrainer, as_text
+
+LEARNING = ["qwen2_5_vl", "qwen3_vl"]
+SMALL = {
+    "batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 4, "max_completion_length": 6, "max_steps": 1,
+    "learning_rate": 1e-3, "lora": {"enabled": False}, "tracking": {"report_to": "none", "log_completions": False},
+}  # fmt: skip
+
+
+def length(completions, **_):
+    return [float(len(completion[0]["content"])) for completion in completions]
+
+
+def rows(*pictures):
+    """One question a number of pictures; the questions differ, so that rows can be told apart."""
+    prompts = [[{"role": "system", "content": "Answer."}, {"role": "user", "content": f"Question {i}?"}] for i in range(len(pictures))]
+    images = [[Image.new("RGB", (56, 56 + 28 * i), "red")] * count for i, count in enumerate(pictures)]
+    features = datasets.Dataset.from_dict({"prompt": prompts}).features
+    features["images"] = datasets.List(datasets.Image())
+    return datasets.Dataset.from_dict({"prompt": prompts, "images": images}, features=features)
+
+
+@pytest.fixture
+def trainer_of(checkpoint, config_of, tmp_path):
+    """Build a trainer as a run does, on real tiny weights."""
+    ledgers = []
+
+    def build(family, data, reward=length, **changes):
+        config = config_of(model_name=checkpoint(family), **(SMALL | changes))
+        ledgers.append(Ledger(tmp_path, config.max_steps))
+        return training.build_trainer(
+            config, policy.load_model(config), policy.load_processor(config), data, [reward], [1.0], tmp_path, ledgers[-1]
+        )
+
+    yield build
+    for ledger in ledgers:
+        ledger.close()
+
+
+def published(trainer):
+    """The same trainer with TRL's own methods and none of ours."""
+    trainer.__class__ = GRPOTrainer
+    return trainer
+
+
+@pytest.mark.parametrize("family", LEARNING)
+def test_a_batch_that_mixes_pictures_and_text_trains(trainer_of, family):
+    trainer = trainer_of(family, rows(1, 0))
+    before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert trainer.state.log_history[0]["grad_norm"] > 0
+    assert any(not torch.equal(weight, before[name]) for name, weight in trainer.model.named_parameters())
+
+
+@pytest.mark.parametrize("family", LEARNING)
+def test_rows_of_one_and_two_pictures_train_together(trainer_of, family):
+    trainer = trainer_of(family, rows(1, 2))
+    trainer.train()
+    assert trainer.state.log_history[0]["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("family", LEARNING)
+def test_upstream_still_fails_on_a_mixed_batch(trainer_of, family):
+    """When this fails, upstream has mended trl#5139: remove VisionGRPOTrainer._tokenize_prompts."""
+    trainer = published(trainer_of(family, rows(1, 0)))
+    with pytest.raises(TypeError, match="only a single or a list of entries"):
+        trainer.train()
+
+
+def test_upstream_still_keeps_nested_prompts_in_its_table(trainer_of, tmp_path):
+    """When this fails, upstream tables are text: remove VisionGRPOTrainer._calculate_rewards."""
+    tracking = {"report_to": "none", "log_completions": True}
+    published(trainer_of("qwen2_5_vl", rows(1, 1), tracking=tracking)).train()
+    table = pandas.read_parquet(tmp_path / "completions/completions_00001.parquet")
+    assert not isinstance(table["prompt"][0], str)
+
+
+def test_a_processor_that_pads_on_the_right_is_refused(checkpoint, config_of, tmp_path):
+    config = config_of(model_name=checkpoint("qwen2_5_vl"), **SMALL)
+    processor = policy.load_processor(config)
+    processor.tokenizer.padding_side = "right"
+    with pytest.raises(PolicyError, match=r"pads on the right.*set padding_side to left"):
+        VisionGRPOTrainer(
+            model=policy.load_model(config),
+            reward_funcs=[length],
+            args=training.grpo_config(config, processor, [1.0], tmp_path),
+            train_dataset=rows(1, 1),
+            processing_class=processor,
+        )
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_table_holds_text_no_more_rows_than_promised_and_each_score_beside_its_completion(trainer_of, tmp_path, accumulation):
+    trainer = trainer_of(
+        "qwen2_5_vl", rows(1, 1, 0, 2, 1, 1, 0, 2), max_steps=2, batch_size=32 // accumulation, gradient_accumulation_steps=accumulation,
+        tracking={"report_to": "none", "log_completions": True},
+    )  # fmt: skip
+    trainer.train()
+    for step in (1, 2):
+        table = pandas.read_parquet(tmp_path / f"completions/completions_{step:05}.parquet")
+        assert len(table) == TABLE_ROWS
+        assert all(isinstance(text, str) for column in ("prompt", "completion") for text in table[column])
+        assert table["length"].tolist() == [float(len(text)) for text in table["completion"]]
+        assert all(text.startswith("system: Answer.\nuser: ") for text in table["prompt"])
+        pictures = {0: 1, 1: 1, 2: 0, 3: 2, 4: 1, 5: 1, 6: 0, 7: 2}
+        for text in table["prompt"]:
+            number = int(text.split("Question ")[1][0])
+            assert text.count("[picture]") == pictures[number]
+
+
+def test_the_pictures_of_a_table_stand_beside_their_prompts(trainer_of):
+    trainer = trainer_of("qwen2_5_vl", rows(1, 0), tracking={"report_to": "none", "log_completions": True})
+    trainer.train()
+    shown = list(zip(trainer._logs["prompt"], trainer._logs["images"], strict=True))
+    assert len(shown) == 8
+    assert all(text.count("[picture]") == len(images) for text, images in shown)
+
+
+def test_no_placeholder_is_sampled_even_from_a_policy_that_wants_to(trainer_of):
+    seen = []
+
+    def remember(completions, completion_ids, **_):
+        seen.extend(token for ids in completion_ids for token in ids)
+        return [0.0] * len(completions)
+
+    trainer = trainer_of("qwen2_5_vl", rows(1, 0), reward=remember)
+    placeholders = [trainer.processing_class.image_token_id, trainer.processing_class.video_token_id]
+
+    def want(_, __, logits):
+        logits = logits.clone()
+        logits[..., placeholders] += 1000.0
+        return logits
+
+    trainer.model.lm_head.register_forward_hook(want)
+    trainer.train()
+    assert seen
+    assert not set(seen) & set(placeholders)
+    trainer.generation_kwargs.pop("suppress_tokens", None)
+    trainer.generation_config.suppress_tokens = None
+    seen.clear()
+    trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
+    assert placeholders[0] in seen or placeholders[1] in seen
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ("plain", "plain"),
+        ([{"role": "assistant", "content": "42"}], "42"),
+        ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}], "system: Be brief.\nuser: Why?"),
+        ([{"role": "user", "content": [{"type": "image", "image": None}, {"type": "text", "text": "Why?"}]}], "user: [picture]Why?"),
+    ],
+)
+def test_a_chat_is_shown_as_one_text(messages, text):
+    assert as_text(messages) == text
