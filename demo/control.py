@@ -102,9 +102,9 @@ def completion_loss(model: Any, processor: Any, examples: list[Example]) -> Any:
     """Mean cross-entropy over the tokens of the completions, the end-of-turn token included."""
     import torch
 
-    from qwen_vl_grpo import answering
+    from qwen_vl_grpo import policy
 
-    encoded = answering.encode(processor, [sample for sample, _ in examples])
+    encoded = policy.encode(processor, [sample for sample, _ in examples])
     completions = processor.tokenizer(
         [text + processor.tokenizer.eos_token for _, text in examples], padding=True, padding_side="right", return_tensors="pt"
     )

@@ -1,9 +1,9 @@
 """Write scikit-learn's 1,797 scanned digits as a data set with a picture, a question and an answer in each row.
 
-    train.jsonl       1,137 rows to reinforce on
-    validation.jsonl    300 rows to choose settings on
+    train.jsonl       1,257 rows to reinforce on
+    validation.jsonl    180 rows to choose settings on
     test.jsonl          360 rows, used once, for the numbers that are shown
-    warmup.jsonl        400 of the training rows with a `target` to imitate, noisy on purpose
+    warmup.jsonl        800 of the training rows with a `target` to imitate, noisy on purpose
 
 The targets are noisy so that something is left for reinforcement to improve: 30 % name a digit drawn at random, and 80 %
 break the format (two thirds of them only lack the line breaks).
@@ -24,7 +24,7 @@ from sklearn.model_selection import train_test_split
 QUESTION = "Which digit is this?"
 SYSTEM_PROMPT = "Reply in this form: reasoning, then answer."
 LABEL_NOISE, FORMAT_NOISE, ONLY_LINE_BREAKS = 0.3, 0.8, 0.65
-WARMUP_ROWS = 400
+WARMUP_ROWS = 800
 
 
 def write(folder: Path, seed: int = 0) -> dict[str, int]:
@@ -33,7 +33,7 @@ def write(folder: Path, seed: int = 0) -> dict[str, int]:
     scans, digits = bunch.images, bunch.target
     everything = numpy.arange(len(digits))
     rest, test = train_test_split(everything, test_size=360, stratify=digits, random_state=0)
-    train, validation = train_test_split(rest, test_size=300, stratify=digits[rest], random_state=0)
+    train, validation = train_test_split(rest, test_size=180, stratify=digits[rest], random_state=0)
     pictures = folder / "pictures"
     pictures.mkdir(parents=True, exist_ok=True)
     for index, scan in enumerate(scans):

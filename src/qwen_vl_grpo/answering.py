@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from trl.data_utils import prepare_multimodal_messages
 
 from qwen_vl_grpo import answers, dataset, policy, registry
 from qwen_vl_grpo.config import RunConfig
@@ -16,14 +15,6 @@ from qwen_vl_grpo.errors import RegistryError
 from qwen_vl_grpo.interfaces import Generate, RunCard, Sample
 from qwen_vl_grpo.rollouts import vision_token_ids
 from qwen_vl_grpo.tasks.visual_reasoning import open_picture
-
-
-def encode(processor: Any, samples: Sequence[Sample]) -> Any:
-    """Render and tokenize samples with their pictures, padded on the left."""
-    chats = [prepare_multimodal_messages(sample.prompt, images=sample.images) for sample in samples]
-    texts = processor.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
-    images = [sample.images for sample in samples]
-    return processor(text=texts, images=images if any(images) else None, padding=True, return_tensors="pt")
 
 
 def with_transformers(model: Any, processor: Any, max_new_tokens: int, batch_size: int, seed: int, show: bool = True) -> Generate:
@@ -41,7 +32,7 @@ def with_transformers(model: Any, processor: Any, max_new_tokens: int, batch_siz
         with torch.random.fork_rng(), evaluating(model):
             torch.manual_seed(seed)
             for start in progress(batches, "answering", show and len(batches) > 2):
-                encoded = encode(processor, samples[start : start + batches.step]).to(model.device)
+                encoded = policy.encode(processor, samples[start : start + batches.step]).to(model.device)
                 ids = model.generate(
                     **encoded, **sampling, max_new_tokens=max_new_tokens, repetition_penalty=1.0, min_p=None,
                     suppress_tokens=vision_token_ids(processor), pad_token_id=processor.tokenizer.pad_token_id,

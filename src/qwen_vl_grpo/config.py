@@ -191,6 +191,10 @@ class RunConfig(Section):
     """vLLM frees its memory while the policy learns."""
     vllm_max_model_length: int | None = Field(default=None, ge=16)
     """Context of the engine in tokens, prompt and completion; none takes the model's own."""
+    importance_correction: Literal["sequence_mean", "token_truncate", "sequence_mask", "none"] = "sequence_mean"
+    """What the loss does about the gap between vLLM's probabilities and the trainer's (docs/rollouts.md)."""
+    parity_every: int | None = Field(default=50, ge=1)
+    """Check every so many steps that the engine's log-probabilities are the policy's; none checks before the first step only."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory, more time."""
     allow_biased_sampling: bool = False
@@ -215,6 +219,8 @@ class RunConfig(Section):
     """W&B."""
     registry: RegistrySection = RegistrySection()
     """How the run is kept."""
+    engine: dict[str, Any] = {}
+    """Any argument of vLLM's LLM, over TRL's: max_num_batched_tokens, enforce_eager, kv_cache_dtype, limit_mm_per_prompt, …"""
     trl: dict[str, Any] = {}
     """Any other field of TRL's GRPOConfig."""
 
@@ -270,6 +276,8 @@ TRL_KEYS = {
     "vllm_gpu_memory_utilization": "vllm_gpu_memory_utilization",
     "vllm_enable_sleep_mode": "vllm_enable_sleep_mode",
     "vllm_max_model_length": "vllm_max_model_length",
+    "vllm_importance_sampling_correction": "importance_correction",
+    "vllm_importance_sampling_mode": "importance_correction",
     "gradient_checkpointing": "gradient_checkpointing",
     "save_steps": "save_steps",
     "save_strategy": "save_steps",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+from trl.data_utils import prepare_multimodal_messages
 
 from qwen_vl_grpo.config import LoraSection, RunConfig
 from qwen_vl_grpo.errors import PolicyError
+from qwen_vl_grpo.interfaces import Sample
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 VISION_LINEARS = "qkv|proj|gate_proj|up_proj|down_proj|fc1|fc2|linear_fc1|linear_fc2"
@@ -64,6 +67,14 @@ def check(config: RunConfig, name: str | None = None) -> None:
         raise PolicyError(f"model_name {source}: is of the family {family}; the families that learn here are {', '.join(FAMILIES)}")
     attention(config)
     quantization(config.lora)
+
+
+def encode(processor: Any, samples: Sequence[Sample]) -> Any:
+    """Render and tokenize samples with their pictures, padded on the left."""
+    chats = [prepare_multimodal_messages(sample.prompt, images=sample.images) for sample in samples]
+    texts = processor.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
+    images = [sample.images for sample in samples]
+    return processor(text=texts, images=images if any(images) else None, padding=True, return_tensors="pt")
 
 
 def weight_dtype(config: RunConfig) -> torch.dtype:
@@ -133,6 +144,23 @@ def trainable_parts(model: Any) -> dict[str, tuple[int, int]]:
         total[part(name)] += weight.numel()
         learning[part(name)] += weight.numel() if weight.requires_grad else 0
     return {name: (learning[name], total[name]) for name in total}
+
+
+def forbid(model: Any, tokens: Sequence[int]) -> None:
+    """Give the head a bias under which `tokens` have no probability, so that trainer and sampler score one distribution.
+
+    The bias is a buffer that is not saved: the checkpoint and the weights that the engine gets stay as they are.
+    """
+    head = model.get_output_embeddings()
+    bias = torch.zeros(head.weight.shape[0], dtype=torch.float32 if head.weight.dtype.itemsize == 1 else head.weight.dtype)
+    bias[list(tokens)] = -100.0
+    del head._parameters["bias"]
+    head.register_buffer("bias", bias.to(head.weight.device), persistent=False)
+
+
+def dtype_of(model: Any) -> torch.dtype:
+    """The dtype of the policy's weights, adapters aside."""
+    return next(weight.dtype for name, weight in model.named_parameters() if "lora_" not in name and weight.is_floating_point())
 
 
 def part(name: str) -> str:

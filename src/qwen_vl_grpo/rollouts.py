@@ -1,19 +1,211 @@
-"""The vLLM engine made faithful: the prompt it answers is the prompt that the policy is scored on.
+"""The vLLM engine made faithful: what it samples is the policy's own, and the seed decides it.
 
-TRL 1.16 hands vLLM prompts whose picture tokens the processor has already expanded; vLLM expands them again, the sampled
-text belongs to another prompt, the ratios underflow and the loss is 0 at every step (trl#6294, trl#6401).
+A subclass of TRL's VLLMGeneration, put in its place by `injected`. Each override names what it answers. For one GPU per
+engine the generation itself is ours: one request a prompt with a completion for each member of its group. Server mode and
+tensor parallelism keep TRL's, with the same prompts and the same check.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import gc
+import logging
+import random
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from trl.generation.vllm_generation import VLLMGeneration
+import numpy
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from trl.generation import vllm_generation
+from trl.generation.vllm_generation import VLLMGeneration, extract_logprobs
 from trl.trainer import grpo_trainer
 
-from qwen_vl_grpo.errors import RolloutError
+from qwen_vl_grpo.errors import HardwareError, RolloutError
+
+log = logging.getLogger("qwen_vl_grpo")
+
+FREED_SHARE = 0.5
+"""Sleep counts as working where it gives back at least this share of what the engine took."""
+
+
+@dataclass
+class EngineSettings:
+    """What TRL hard-codes: `options` go to vLLM's LLM over TRL's own, `seed` reaches the sampler."""
+
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+    moment: Callable[[], int] = lambda: 0
+    """The optimizer step, so that a resumed run samples as the uninterrupted one would."""
+
+
+class FaithfulGeneration(VLLMGeneration):
+    """TRL's engine, answering the prompts that the trainer scores with the weights that the trainer has."""
+
+    def __init__(self, *arguments: Any, settings: EngineSettings | None = None, **named: Any):
+        self.settings = settings or EngineSettings()
+        self.sleep_level = 0
+        self.memory: dict[str, float] = {}
+        self._calls = 0
+        super().__init__(*arguments, **named)
+
+    def _init_vllm(self) -> None:
+        """Hand our options to the engine (trl#3788), and find out whether sleep mode frees memory on this machine."""
+        self._measure("before the engine")
+        published = vllm_generation.LLM  # pyright: ignore[reportPrivateImportUsage]
+        options = self.settings.options | {"seed": self.settings.seed * 1009 + self.accelerator.process_index // self.tensor_parallel_size}
+        vllm_generation.LLM = lambda **given: published(**(given | options))  # pyright: ignore
+        asked, self.enable_sleep_mode = self.enable_sleep_mode, self.enable_sleep_mode and self.mode == "colocate"
+        try:
+            super()._init_vllm()
+        finally:
+            vllm_generation.LLM = published  # pyright: ignore
+        self._measure("engine asleep" if self.enable_sleep_mode else "engine awake")
+        if asked and self.enable_sleep_mode:
+            self._choose_sleep_level()
+
+    def _choose_sleep_level(self) -> None:
+        """Level 2 if it frees memory here, else 1, else stay awake; ROCm before vLLM 0.25 frees nothing (vllm#46203)."""
+        self.llm.wake_up()
+        awake = self._measure("engine awake")
+        taken = self.memory["before the engine"] - awake
+        for level in (2, 1):
+            self.llm.sleep(level=level)
+            freed = self._measure(f"engine asleep, level {level}") - awake
+            if not torch.cuda.is_available() or freed >= FREED_SHARE * taken:
+                self.sleep_level = level
+                log.info("sleep mode: level %d frees %.1f of the engine's %.1f GiB", level, freed, taken)
+                return
+            log.warning("sleep mode: level %d frees only %.1f of the engine's %.1f GiB here", level, freed, taken)
+            self.llm.wake_up()
+        log.warning("sleep mode frees nothing on this machine, so the engine stays awake; on ROCm it needs vLLM 0.25.0 or newer")
+        self.enable_sleep_mode = self._llm_weights_sleeping = False
+
+    def sync_weights(self) -> None:
+        """Give the engine the policy's weights in one pass, and drop what it remembers of the old ones.
+
+        TRL hands over one parameter at a time and resets the prefix cache alone; picture embeddings of the old vision tower
+        stay (trl#7198).
+        """
+        if self.mode == "server":
+            return super().sync_weights()
+        if self.enable_sleep_mode and self._llm_weights_sleeping:
+            self._wake("weights")
+            self._llm_weights_sleeping = False
+        self.llm.llm_engine.model_executor.driver_worker.model_runner.model.load_weights(self._iter_named_params())
+        self.llm.reset_prefix_cache()
+        self.llm.llm_engine.reset_encoder_cache()
+
+    def _iter_named_params(self) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """Merge LoRA out of place: TRL adds to the base and subtracts again, and a bf16 base drifts (trl#6688)."""
+        plain = not self._dist.is_fsdp and self.accelerator.state.deepspeed_plugin is None
+        if plain and isinstance(self.model, PeftModel) and not getattr(self.model, "is_loaded_in_4bit", False):
+            return merged_weights(self.model)
+        return super()._iter_named_params()
+
+    def generate(self, prompts: list[list[int]], images: list[Any] | None, num_generations: int, profiler: Any = None) -> tuple[Any, ...]:
+        """Answer prompts whose pictures are expanded, as the trainer has them: trl#6294, trl#6401.
+
+        A row without pictures is [] in the trainer. Returns the prompts, completions, log-probabilities and their ids in
+        TRL's form; raises RolloutError if the engine read another prompt than the trainer scores.
+        """
+        vision = vision_token_ids(self.processing_class)
+        short = [collapse(ids, vision) for ids in prompts]
+        pictures = [list(row) if row else None for row in images] if images else None
+        if self.mode == "server" or self.tensor_parallel_size > 1:
+            seen, *rest = super().generate(short, pictures, num_generations, profiler)
+        else:
+            seen, *rest = self._generate_here(short, pictures, group_size(prompts, num_generations), profiler)
+        check_prompts(seen, prompts)
+        return prompts, *rest
+
+    def _generate_here(self, prompts: list[list[int]], images: list[Any] | None, group: int, profiler: Any) -> tuple[Any, ...]:
+        """One request a prompt, `group` completions each; awake only for as long as it takes."""
+        requests: list[dict[str, Any]] = [{"prompt_token_ids": ids} for ids in prompts[::group]]
+        for request, pictures in zip(requests, images[::group] if images else [None] * len(requests), strict=True):
+            if pictures:
+                request["multi_modal_data"] = {"image": pictures}
+        if self.enable_sleep_mode:
+            if self._llm_weights_sleeping:
+                self.sync_weights()
+            self._wake("kv_cache")
+        self._measure("generating")
+        with profiler or nullcontext(), seeded((self.settings.seed, self.accelerator.process_index, self.settings.moment(), self._calls)):
+            outputs = self.llm.generate(requests, sampling_params=self._sampling(group), use_tqdm=False)
+        self._calls += 1
+        if self.enable_sleep_mode:
+            self.llm.sleep(level=self.sleep_level)
+            self._llm_weights_sleeping = self.sleep_level == 2
+        self._measure("after generating")
+        logprobs, token_ids = extract_logprobs(outputs)
+        seen = [output.prompt_token_ids for output in outputs for _ in output.outputs]
+        return seen, [list(answer.token_ids) for output in outputs for answer in output.outputs], logprobs, token_ids
+
+    def _sampling(self, group: int) -> Any:
+        given = {
+            "n": group, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p or 0.0,
+            "repetition_penalty": self.repetition_penalty, "max_tokens": self.max_completion_length, "logprobs": self.logprobs,
+        }  # fmt: skip
+        return vllm_generation.SamplingParams(**(given | self.generation_kwargs))  # pyright: ignore[reportPrivateImportUsage]
+
+    def sample(self, prompts: list[list[int]], images: list[Any] | None, count: int, temperature: float) -> list[list[list[int]]]:
+        """Answer prompts outside training, `count` times each, at another temperature (0 is greedy); returns token ids."""
+        repeated = [ids for ids in prompts for _ in range(count)]
+        pictures = [row for row in images for _ in range(count)] if images and any(images) else None
+        trained_at, self.temperature = self.temperature, temperature
+        try:
+            completions = self.generate(repeated, pictures, count)[1]
+        finally:
+            self.temperature = trained_at
+        return [completions[i : i + count] for i in range(0, len(completions), count)]
+
+    def _wake(self, what: str) -> None:
+        """Wake a part of the engine; if memory is short, give the trainer's cache back and try once more (vllm#36651)."""
+        torch.cuda.empty_cache()
+        try:
+            self.llm.wake_up(tags=[what])
+        except (RuntimeError, MemoryError):
+            gc.collect()
+            torch.cuda.empty_cache()
+            try:
+                self.llm.wake_up(tags=[what])
+            except (RuntimeError, MemoryError) as error:
+                free = self._measure(f"{what} not woken")
+                raise HardwareError(
+                    f"vLLM cannot wake its {what.replace('_', ' ')} with {free:.1f} GiB free ({' '.join(str(error).split())[:120]}); lower "
+                    "vllm_gpu_memory_utilization, or batch_size with more gradient_accumulation_steps"
+                ) from None
+
+    def _measure(self, phase: str) -> float:
+        """Note the free memory of the card in GiB under a phase's name."""
+        self.memory[phase] = torch.cuda.mem_get_info()[0] / 2**30 if torch.cuda.is_available() else 0.0
+        return self.memory[phase]
+
+
+def merged_weights(model: PeftModel) -> Generator[tuple[str, torch.Tensor], None, None]:
+    """Every weight of the policy under the base model's name, the LoRA product added in float32 to a copy.
+
+    The base is never written to, so it is bit-equal however often the engine is given new weights, and there is nothing to
+    undo if the engine fails halfway.
+    """
+    layers: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if model.prefix in name:
+                continue
+            plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
+            module = layers.get(name.removesuffix(".base_layer.weight"))
+            if module is None or module.disable_adapters:
+                yield plain, weight.data
+                continue
+            total = weight.data.float()
+            for active in module.active_adapters:
+                if active in module.lora_A:
+                    total = total + module.get_delta_weight(active).float()
+            yield plain, total.to(weight.dtype)
 
 
 def collapse(ids: Sequence[int], vision_tokens: Sequence[int]) -> list[int]:
@@ -21,37 +213,22 @@ def collapse(ids: Sequence[int], vision_tokens: Sequence[int]) -> list[int]:
     return [token for i, token in enumerate(ids) if not (token in vision_tokens and i and ids[i - 1] == token)]
 
 
-class FaithfulGeneration(VLLMGeneration):
-    """TRL's colocated engine with one picture token a picture, and the returned prompt checked against the trainer's."""
+def group_size(prompts: Sequence[Sequence[int]], num_generations: int) -> int:
+    """`num_generations` if the prompts stand in whole groups of equals, else 1 (groups that ranks share)."""
+    if len(prompts) % num_generations:
+        return 1
+    groups = (prompts[i : i + num_generations] for i in range(0, len(prompts), num_generations))
+    return num_generations if all(prompt == group[0] for group in groups for prompt in group) else 1
 
-    def generate(self, prompts: list[list[int]], images: list[Any] | None, num_generations: int, profiler: Any = None) -> tuple[Any, ...]:
-        """Answers trl#6294 and trl#6401; a text-only row among rows with pictures is None here and [] in the trainer.
 
-        Raises RolloutError if vLLM answered a prompt other than the trainer's.
-        """
-        vision = vision_token_ids(self.processing_class)
-        short = [collapse(ids, vision) for ids in prompts]
-        returned, *rest = super().generate(short, [row or None for row in images] if images else None, num_generations, profiler)
-        for row, (seen, scored) in enumerate(zip(returned, prompts, strict=True)):
-            if list(seen) != list(scored):
-                raise RolloutError(
-                    f"rollouts: in row {row} vLLM read a prompt of {len(seen)} tokens and the trainer scores one of {len(scored)}; "
-                    "the pictures reach the two in different sizes, so check data.min_pixels and data.max_pixels against the model"
-                )
-        return prompts, *rest
-
-    def sample(self, prompts: list[list[int]], images: list[Any] | None, count: int, temperature: float) -> list[list[list[int]]]:
-        """Answer prompts outside training, `count` times each, at another temperature (0 is greedy); returns token ids."""
-        if images is not None and not any(images):
-            images = None
-        repeated = [ids for ids in prompts for _ in range(count)]
-        pictures = [row for row in images for _ in range(count)] if images is not None else None
-        trained_at, self.temperature = self.temperature, temperature
-        try:
-            completions = self.generate(repeated, pictures, 1)[1]
-        finally:
-            self.temperature = trained_at
-        return [completions[i : i + count] for i in range(0, len(completions), count)]
+def check_prompts(seen: Sequence[Sequence[int]], scored: Sequence[Sequence[int]]) -> None:
+    """Raise RolloutError if the prompts that the engine read are not those that the trainer scores."""
+    for row, (read, own) in enumerate(zip(seen, scored, strict=True)):
+        if list(read) != list(own):
+            raise RolloutError(
+                f"rollouts: in row {row} vLLM read a prompt of {len(read)} tokens and the trainer scores one of {len(own)}; the pictures "
+                "reach the two in different sizes, so check data.min_pixels and data.max_pixels against the model"
+            )
 
 
 def vision_token_ids(processor: Any) -> list[int]:
@@ -62,17 +239,38 @@ def vision_token_ids(processor: Any) -> list[int]:
 def forbid_vision_tokens(processor: Any, use_vllm: bool) -> dict[str, Any]:
     """Sampling arguments under which no placeholder is sampled: one in a completion would ask for a picture that is not there.
 
-    transformers suppresses the picture's token alone and vLLM none (trl#3847). vLLM wants integer keys.
+    transformers suppresses the picture's token alone and vLLM none (trl#3847). vLLM wants integer keys. The trainer's own
+    head gets the same bias (`policy.forbid`), so that both sides score the same distribution.
     """
     tokens = vision_token_ids(processor)
     return {"logit_bias": dict.fromkeys(tokens, -100.0)} if use_vllm else {"suppress_tokens": tokens}
 
 
 @contextmanager
-def injected() -> Iterator[None]:
+def seeded(parts: Sequence[int]) -> Iterator[None]:
+    """Seed every generator that a sampler in this process may draw from, and give them back as they were.
+
+    The engine shares the process's generators with the trainer and TRL never seeds them for it (trl#7040).
+    """
+    state = numpy.random.SeedSequence([abs(part) for part in parts]).generate_state(1)[0]
+    numpy_state, python_state = numpy.random.get_state(), random.getstate()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(int(state))
+        numpy.random.seed(state)
+        random.seed(int(state))
+        try:
+            yield
+        finally:
+            numpy.random.set_state(numpy_state)
+            random.setstate(python_state)
+
+
+@contextmanager
+def injected(settings: EngineSettings | None = None) -> Iterator[None]:
     """Let a trainer that is built inside use FaithfulGeneration: TRL takes the class from this module by name."""
     published = grpo_trainer.VLLMGeneration  # pyright: ignore[reportPrivateImportUsage]
-    grpo_trainer.VLLMGeneration = FaithfulGeneration  # pyright: ignore[reportPrivateImportUsage]
+    grpo_trainer.VLLMGeneration = partial(FaithfulGeneration, settings=settings)  # pyright: ignore
     try:
         yield
     finally:

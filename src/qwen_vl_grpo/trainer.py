@@ -6,6 +6,7 @@ from typing import Any
 
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from qwen_vl_grpo.correction import importance_weights, statistics
 from qwen_vl_grpo.errors import PolicyError
 
 TABLE_ROWS = 16
@@ -15,11 +16,12 @@ TABLE_ROWS = 16
 class VisionGRPOTrainer(GRPOTrainer):
     """GRPO on pictures: tables that W&B accepts, no pictures sent between ranks, batches that mix pictures and text."""
 
-    def __init__(self, *arguments: Any, **named: Any):
+    def __init__(self, *arguments: Any, correction: str = "sequence_mean", **named: Any):
         if named["processing_class"].tokenizer.padding_side != "left":  # trl#5785
             raise PolicyError("the processor pads on the right, which puts picture types on padded places; set padding_side to left")
         super().__init__(*arguments, **named)
         self._table_images: list[Any] = []
+        self._correction = correction
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, Any, Any]:
         """A row without pictures is [] and not None, or a batch that mixes the two fails in the processor (trl#5139)."""
@@ -36,6 +38,17 @@ class VisionGRPOTrainer(GRPOTrainer):
         prompts[:] = [as_text(prompt) for prompt in prompts]
         completions[:] = [as_text(completion) for completion in completions]
         return rewards
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        """Replace TRL's importance ratio by ours, and log what the raw ratios were (trl#4772, trl#5231)."""
+        output = super()._generate_and_score_completions(inputs)
+        if "sampling_per_token_logps" in output and "old_per_token_logps" in output:
+            gaps = output["old_per_token_logps"] - output["sampling_per_token_logps"]
+            mask = output["completion_mask"]
+            output["importance_sampling_ratio"] = importance_weights(self._correction, gaps, mask)
+            for name, value in statistics(self._correction, gaps, mask).items():
+                self._metrics["train"][name].append(value)
+        return output
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Trim the table to the first rows of the last batch, which are this rank's own, and add their pictures."""

@@ -18,7 +18,7 @@ import yaml
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, set_seed
 from trl.trainer.grpo_config import GRPOConfig
 
-from qwen_vl_grpo import answering, dataset, evaluation, hardware, policy, registry, rewards, rollouts, tasks, tracking, warmup
+from qwen_vl_grpo import answering, dataset, evaluation, hardware, parity, policy, registry, rewards, rollouts, tasks, tracking, warmup
 from qwen_vl_grpo.config import TRL_KEYS, RewardEntry, RunConfig, arithmetic, digest
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.interfaces import Generate, RewardFunction, RunCard, Sample, Task
@@ -110,7 +110,9 @@ def load_policy(config: RunConfig, prepared: Prepared, run_dir: Path) -> Any:
 
 def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Path, ledger: Ledger) -> VisionGRPOTrainer:
     """TRL's trainer for this config, on our engine where vLLM generates."""
-    with rollouts.injected() if config.use_vllm else nullcontext():
+    policy.forbid(model, rollouts.vision_token_ids(prepared.processor))
+    settings = rollouts.EngineSettings(seed=config.seed, options=engine_options(config, prepared))
+    with rollouts.injected(settings) if config.use_vllm else nullcontext():
         trainer = VisionGRPOTrainer(
             model=model,
             reward_funcs=prepared.functions,
@@ -119,10 +121,19 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
             processing_class=prepared.processor,
             peft_config=policy.adapter(config.lora),
             callbacks=[ledger],
+            correction=config.importance_correction,
         )
+    settings.moment = lambda: trainer.state.global_step
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
+
+
+def engine_options(config: RunConfig, prepared: Prepared) -> dict[str, Any]:
+    """Arguments of vLLM's LLM that follow from the run: no more pictures than the data holds, the trainer's dtype."""
+    most = max((len(row["images"]) for row in prepared.rows.select_columns(["images"])), default=0)
+    dtype = str(policy.weight_dtype(config)).removeprefix("torch.")
+    return {"limit_mm_per_prompt": {"image": max(1, most), "video": 0}, "dtype": dtype} | config.engine
 
 
 def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run_dir: Path) -> GRPOConfig:
@@ -197,6 +208,11 @@ def _train_and_score(config: RunConfig, prepared: Prepared, trainer: VisionGRPOT
         log.info("before: %s", _line(metrics["before"]))
         if config.evaluation.every:
             trainer.add_callback(EvaluateEvery(config.evaluation.every, trainer, lambda: scores(held_out[: config.evaluation.every_limit])))
+    if config.use_vllm:
+        checked = prepared.rows.select(range(min(parity.ROWS, len(prepared.rows))))
+        gate = CheckParity(config.parity_every, trainer, [dataset.to_sample(row) for row in checked])
+        metrics["parity"] = gate.check("before the first step")
+        trainer.add_callback(gate)
     started = time.perf_counter()
     trainer.train()
     metrics["train_seconds"] = round(time.perf_counter() - started, 1)
@@ -223,6 +239,22 @@ class EvaluateEvery(TrainerCallback):
             control.should_log = due  # logging clears it, and the step's own metrics would be lost
 
 
+class CheckParity(TrainerCallback):
+    """Stop the run where the engine's log-probabilities are no longer the policy's."""
+
+    def __init__(self, every: int | None, trainer: VisionGRPOTrainer, samples: Sequence[Sample]):
+        self.every, self.trainer, self.samples = every, trainer, samples
+
+    def check(self, when: str) -> dict[str, float]:
+        return parity.check(self.trainer, self.samples, when)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.every and state.global_step % self.every == 0:
+            due = control.should_log
+            Trainer.log(self.trainer, self.check(f"after step {state.global_step}"))
+            control.should_log = due
+
+
 def _generator(config: RunConfig, trainer: VisionGRPOTrainer, processor: Any) -> Generate:
     if not config.use_vllm:
         model = trainer.accelerator.unwrap_model(trainer.model)
@@ -232,7 +264,7 @@ def _generator(config: RunConfig, trainer: VisionGRPOTrainer, processor: Any) ->
         engine = trainer.vllm_generation
         assert isinstance(engine, rollouts.FaithfulGeneration)
         engine.sync_weights()
-        encoded = [answering.encode(processor, [sample])["input_ids"][0].tolist() for sample in samples]
+        encoded = [policy.encode(processor, [sample])["input_ids"][0].tolist() for sample in samples]
         ids = engine.sample(encoded, [sample.images for sample in samples], count, temperature)
         return [processor.batch_decode(row, skip_special_tokens=True) for row in ids]
 

@@ -53,9 +53,10 @@ def test_the_kept_config_can_be_run_again_under_another_id(workshop, finished):
 
 def test_the_checkpoint_is_what_the_card_says(workshop, finished):
     card = workshop.card(finished)
-    folder = workshop.run_dir(finished) / card["checkpoint"]
-    assert folder.name == "checkpoint-3"
-    assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(card["checkpoint_files"])
+    folder = workshop.run_dir(finished)
+    assert card["checkpoint"] == "checkpoint-3"
+    needed = ("model.safetensors", "config.json", "tokenizer.json")
+    assert {f"checkpoint-3/{name}" for name in needed} <= set(card["checkpoint_files"])
     for name, expected in card["checkpoint_files"].items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == expected
 

@@ -16,20 +16,23 @@ def run(tmp_path):
     folder.mkdir()
     for name in ("model.safetensors", "config.json", "chat_template.jinja", "optimizer.pt", "training_args.bin", "trainer_state.json"):
         (folder / name).write_text(name)
-    files = registry.hash_files(folder)
+    files = registry.hash_files(tmp_path, "checkpoint-3")
     card = RunCard(run_id="a", task="t", base_model="b", state="finished", checkpoint="checkpoint-3", checkpoint_files=files)
     return card, tmp_path
 
 
 def test_what_inference_needs_is_hashed_and_no_pickle_is(run):
     card, _ = run
-    assert sorted(card.checkpoint_files) == ["chat_template.jinja", "config.json", "model.safetensors"]
-    assert card.checkpoint_files["config.json"] == hashlib.sha256(b"config.json").hexdigest()
+    assert sorted(card.checkpoint_files) == [
+        "checkpoint-3/chat_template.jinja", "checkpoint-3/config.json", "checkpoint-3/model.safetensors"
+    ]  # fmt: skip
+    assert card.checkpoint_files["checkpoint-3/config.json"] == hashlib.sha256(b"config.json").hexdigest()
 
 
 def test_an_untouched_checkpoint_verifies(run):
     card, run_dir = run
-    assert registry.verify_files(card, run_dir) == run_dir / "checkpoint-3"
+    registry.verify_files(card, run_dir)
+    assert registry.checkpoint_folder(card, run_dir) == run_dir / "checkpoint-3"
 
 
 def test_a_changed_file_is_named(run):
@@ -50,4 +53,4 @@ def test_a_run_without_a_checkpoint_says_its_state(run):
     card, run_dir = run
     unfinished = card.model_copy(update={"checkpoint": None, "state": "running"})
     with pytest.raises(RegistryError, match=r"has no checkpoint \(state: running\)"):
-        registry.verify_files(unfinished, run_dir)
+        registry.checkpoint_folder(unfinished, run_dir)

@@ -13,7 +13,7 @@ TELLING = [
     {"dataset_split": "test"},
     {"lora": {"r": 8}},
     {"rewards": [{"function": "correctness_reward_func"}]},
-    {"data": {"max_pixels": 28 * 28}},
+    {"data": {"max_pixels": 448 * 448}},
     {"task": {"system_prompt": "Answer."}},
     {"trl": {"epsilon": 0.1}},
 ]

@@ -72,7 +72,7 @@ def test_a_photo_that_lies_on_its_side_is_turned_up(tmp_path):
 
 @pytest.mark.parametrize("value", [None, 7, {"bytes": None, "path": None}, {"bytes": b"junk", "path": None}], ids=repr)
 def test_what_is_no_picture_is_refused(value):
-    with pytest.raises(DataError, match="picture that cannot be opened"):
+    with pytest.raises(DataError, match=r"picture that cannot be opened|holds no picture"):
         open_picture(value)
 
 

@@ -1,12 +1,17 @@
 """Covers the parts of the vLLM engine that need no vLLM: one picture token a picture, and the swap of TRL's class."""
 
+import random
+
+import numpy
 import pytest
+import torch
 from PIL import Image
 from trl.data_utils import prepare_multimodal_messages
 from trl.trainer import grpo_trainer
 
 from demo.tiny_qwen import FAMILIES
 from qwen_vl_grpo import policy, rollouts
+from qwen_vl_grpo.errors import RolloutError
 
 START, END, IMAGE, VIDEO = 3, 4, 5, 6
 
@@ -45,7 +50,7 @@ def test_collapsing_undoes_what_the_real_processor_expanded(checkpoint, config_o
 def test_a_trainer_that_is_built_inside_gets_the_faithful_engine():
     published = grpo_trainer.VLLMGeneration
     with rollouts.injected():
-        assert grpo_trainer.VLLMGeneration is rollouts.FaithfulGeneration
+        assert grpo_trainer.VLLMGeneration.func is rollouts.FaithfulGeneration
     assert grpo_trainer.VLLMGeneration is published
 
 
@@ -54,6 +59,41 @@ def test_the_published_engine_comes_back_after_an_error():
     with pytest.raises(ZeroDivisionError), rollouts.injected():
         raise ZeroDivisionError
     assert grpo_trainer.VLLMGeneration is published is not rollouts.FaithfulGeneration
+
+
+def test_whole_groups_of_equal_prompts_become_one_request_each():
+    assert rollouts.group_size([[1, 2], [1, 2], [3], [3]], 2) == 2
+
+
+@pytest.mark.parametrize("prompts", [[[1], [2]], [[1], [1], [2]]], ids=str)
+def test_a_group_that_ranks_share_is_asked_row_by_row(prompts):
+    assert rollouts.group_size(prompts, 2) == 1
+
+
+def test_another_prompt_than_the_trainers_stops_the_run():
+    rollouts.check_prompts([[1, 2], [3]], [[1, 2], [3]])
+    with pytest.raises(RolloutError, match="row 1 vLLM read a prompt of 2 tokens and the trainer scores one of 1"):
+        rollouts.check_prompts([[1, 2], [3, 3]], [[1, 2], [3]])
+
+
+def test_a_seed_decides_what_is_drawn_and_the_trainers_generators_are_left_alone():
+    def draw():
+        return torch.rand(3).tolist(), numpy.random.rand(3).tolist(), random.random()
+
+    torch.manual_seed(5)
+    numpy.random.seed(5)
+    random.seed(5)
+    untouched = draw()
+    torch.manual_seed(5)
+    numpy.random.seed(5)
+    random.seed(5)
+    with rollouts.seeded((0, 1)):
+        first = draw()
+    assert draw() == untouched
+    with rollouts.seeded((0, 1)):
+        assert draw() == first
+    with rollouts.seeded((0, 2)):
+        assert draw() != first
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo import policy, training
+from qwen_vl_grpo import policy, tasks, training
 from qwen_vl_grpo.errors import PolicyError
 from qwen_vl_grpo.ledger import Ledger
 from qwen_vl_grpo.trainer import TABLE_ROWS, VisionGRPOTrainer, as_text
@@ -40,9 +40,8 @@ def trainer_of(checkpoint, config_of, tmp_path):
     def build(family, data, reward=length, **changes):
         config = config_of(model_name=checkpoint(family), **(SMALL | changes))
         ledgers.append(Ledger(tmp_path, config.max_steps))
-        return training.build_trainer(
-            config, policy.load_model(config), policy.load_processor(config), data, [reward], [1.0], tmp_path, ledgers[-1]
-        )
+        prepared = training.Prepared(tasks.build(config.task), [reward], [1.0], policy.load_processor(config), data, [], None)
+        return training.build_trainer(config, prepared, policy.load_model(config), tmp_path, ledgers[-1])
 
     yield build
     for ledger in ledgers:

@@ -1,0 +1,104 @@
+"""The parity gate: does the engine give the policy's own log-probabilities to what it samples?
+
+Checked before the first step and every `parity_every` steps, on the training rows themselves and on the same rows without
+their pictures. The second is the yardstick: whatever the engine's kernels round away they round away in text too, so
+pictures may cost at most twice what text costs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from qwen_vl_grpo import policy
+from qwen_vl_grpo.errors import RolloutError
+from qwen_vl_grpo.interfaces import Sample
+from qwen_vl_grpo.rollouts import FaithfulGeneration
+from qwen_vl_grpo.trainer import VisionGRPOTrainer
+
+log = logging.getLogger("qwen_vl_grpo")
+
+ROWS, TOKENS = 8, 64
+MEAN_BOUND = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.05}
+"""Mean absolute log-probability difference allowed, by the dtype of the policy (measured: docs/rollouts.md)."""
+PICTURES_TO_TEXT = 2.0
+FLOOR = {torch.float32: 2e-5, torch.bfloat16: 0.02, torch.float16: 0.01}
+"""What pictures may always differ by, or two tiny numbers would fail by their ratio."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Absolute differences of log-probabilities over the sampled tokens."""
+
+    mean: float
+    p99: float
+    tokens: int
+
+
+def check(trainer: VisionGRPOTrainer, samples: Sequence[Sample], when: str) -> dict[str, float]:
+    """Measure pictures and text, and raise RolloutError with the likely cause if either is out of bounds."""
+    dtype = policy.dtype_of(trainer.model)
+    engine = trainer.vllm_generation
+    engine.sync_weights()
+    text = measure(trainer, [Sample(row.id, row.prompt, [], row.answer) for row in samples])
+    pictures = measure(trainer, samples)
+    log.info(
+        "parity %s: log-probabilities differ by %.2g on pictures (p99 %.2g), %.2g on text, over %d tokens; prompts equal",
+        when, pictures.mean, pictures.p99, text.mean, pictures.tokens,
+    )  # fmt: skip
+    if text.mean > MEAN_BOUND[dtype]:
+        raise RolloutError(
+            f"parity {when}: the engine's log-probabilities differ from the policy's by {text.mean:.2g} on text alone (bound "
+            f"{MEAN_BOUND[dtype]:.2g}); its weights are not the policy's: look at the weight sync, then at dtype and temperature"
+        )
+    allowed = min(MEAN_BOUND[dtype], max(PICTURES_TO_TEXT * text.mean, FLOOR[dtype]))
+    if pictures.mean > allowed:
+        raise RolloutError(
+            f"parity {when}: log-probabilities differ by {pictures.mean:.2g} on pictures (bound {allowed:.2g}) and by {text.mean:.2g} on "
+            "text; the engine sees other pictures than the policy: look at the picture tokens, the pixel limits and old picture embeddings"
+        )
+    return {"parity/pictures": pictures.mean, "parity/pictures_p99": pictures.p99, "parity/text": text.mean}
+
+
+def measure(trainer: VisionGRPOTrainer, samples: Sequence[Sample]) -> Agreement:
+    """Sample from the engine, score the same tokens with the trainer's own forward, and compare."""
+    engine = trainer.vllm_generation
+    assert isinstance(engine, FaithfulGeneration)
+    encoded = policy.encode(trainer.processing_class, samples)
+    prompts = [row[kept.bool()].tolist() for row, kept in zip(encoded["input_ids"], encoded["attention_mask"], strict=True)]
+    longest, engine.max_completion_length = engine.max_completion_length, min(TOKENS, engine.max_completion_length)
+    try:
+        _, completions, sampled, _ = engine.generate(prompts, [sample.images for sample in samples], 1)
+    finally:
+        engine.max_completion_length = longest
+    scored = score(trainer, encoded, completions, [len(sample.images) for sample in samples])
+    gaps = torch.cat(
+        [
+            (own[: len(tokens)].float().cpu() - torch.tensor([token[0] for token in tokens])).abs()
+            for own, tokens in zip(scored, sampled, strict=True)
+        ]
+    )
+    return Agreement(gaps.mean().item(), gaps.quantile(0.99).item(), len(gaps))
+
+
+def score(trainer: VisionGRPOTrainer, encoded: Any, completions: Sequence[Sequence[int]], pictures: list[int]) -> torch.Tensor:
+    """Log-probabilities of the completions by the path that the loss takes, shape (rows, longest completion)."""
+    device = trainer.accelerator.device
+    longest = max(len(tokens) for tokens in completions)
+    pad = trainer._tokenizer.pad_token_id
+    ids = torch.tensor([[*tokens, *[pad] * (longest - len(tokens))] for tokens in completions])
+    mask = torch.tensor([[1] * len(tokens) + [0] * (longest - len(tokens)) for tokens in completions])
+    vision: dict[str, Any] = {}
+    if any(pictures):
+        vision = {key: encoded[key].to(device) for key in ("pixel_values", "image_grid_thw")} | {"num_images": pictures}
+        vision["mm_token_type_ids"] = torch.cat([encoded["mm_token_type_ids"], torch.zeros_like(ids)], 1).to(device)
+    with torch.no_grad():
+        scores, _, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, torch.cat([encoded["input_ids"], ids], 1).to(device), torch.cat([encoded["attention_mask"], mask], 1).to(device),
+            longest, batch_size=trainer.args.per_device_train_batch_size, **vision,
+        )  # fmt: skip
+    return scores
