@@ -74,7 +74,7 @@ def test_a_placeholder_is_never_answered_even_by_a_policy_that_wants_to(ready):
         drawn.append(inputs[0])
 
     model.lm_head.register_forward_hook(want)
-    encoded = answering.encode(processor, MIXED[:1])
+    encoded = policy.encode(processor, MIXED[:1])
     free = model.generate(**encoded, max_new_tokens=4, do_sample=False)
     assert set(free[0, encoded["input_ids"].shape[1] :].tolist()) <= set(wanted)
     model.get_input_embeddings().register_forward_pre_hook(note)
