@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from qwen_vl_grpo.trainer import VisionGRPOTrainer
 
 log = logging.getLogger("qwen_vl_grpo")
 
-ROWS, TOKENS = 8, 64
+ROWS, TOKENS, SEEDED = 8, 64, 4
 MEAN_BOUND = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.05}
 """Mean absolute log-probability difference allowed, by the dtype of the policy (measured: docs/rollouts.md)."""
 PICTURES_TO_TEXT = 2.0
@@ -43,8 +43,10 @@ def check(trainer: VisionGRPOTrainer, samples: Sequence[Sample], when: str) -> d
     """Measure pictures and text, and raise RolloutError with the likely cause if either is out of bounds."""
     dtype = policy.dtype_of(trainer.model)
     engine = trainer.vllm_generation
+    assert isinstance(engine, FaithfulGeneration)
     engine.sync_weights()
-    text = measure(trainer, [Sample(row.id, row.prompt, [], row.answer) for row in samples])
+    check_seed(engine, policy.encode(trainer.processing_class, [replace(samples[0], images=[])])["input_ids"][0].tolist(), when)
+    text = measure(trainer, [replace(sample, images=[]) for sample in samples])
     pictures = measure(trainer, samples)
     log.info(
         "parity %s: log-probabilities differ by %.2g on pictures (p99 %.2g), %.2g on text, over %d tokens; prompts equal",
@@ -62,6 +64,17 @@ def check(trainer: VisionGRPOTrainer, samples: Sequence[Sample], when: str) -> d
             "text; the engine sees other pictures than the policy: look at the picture tokens, the pixel limits and old picture embeddings"
         )
     return {"parity/pictures": pictures.mean, "parity/pictures_p99": pictures.p99, "parity/text": text.mean}
+
+
+def check_seed(engine: FaithfulGeneration, prompt: list[int], when: str) -> None:
+    """Raise RolloutError unless one seed draws the same completions twice and another seed draws others."""
+    first, again, other = (engine.drawn([prompt] * SEEDED, seed) for seed in (1, 1, 2))
+    if first != again or first == other:
+        what = "two seeds draw the same" if first == other else "one seed draws differently each time"
+        raise RolloutError(
+            f"parity {when}: the sampler does not follow the seed ({what}), so no run can be repeated; look at the generators that this "
+            "version of vLLM draws from"
+        )
 
 
 def measure(trainer: VisionGRPOTrainer, samples: Sequence[Sample]) -> Agreement:

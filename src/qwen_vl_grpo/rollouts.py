@@ -49,6 +49,7 @@ class FaithfulGeneration(VLLMGeneration):
         self.settings = settings or EngineSettings()
         self.sleep_level = 0
         self.memory: dict[str, float] = {}
+        self.pinned: tuple[int, ...] | None = None
         self._calls = 0
         super().__init__(*arguments, **named)
 
@@ -133,9 +134,10 @@ class FaithfulGeneration(VLLMGeneration):
                 self.sync_weights()
             self._wake("kv_cache")
         self._measure("generating")
-        with profiler or nullcontext(), seeded((self.settings.seed, self.accelerator.process_index, self.settings.moment(), self._calls)):
+        moment = self.pinned or (self.settings.seed, self.accelerator.process_index, self.settings.moment(), self._calls)
+        with profiler or nullcontext(), seeded(moment):
             outputs = self.llm.generate(requests, sampling_params=self._sampling(group), use_tqdm=False)
-        self._calls += 1
+        self._calls += self.pinned is None
         if self.enable_sleep_mode:
             self.llm.sleep(level=self.sleep_level)
             self._llm_weights_sleeping = self.sleep_level == 2
@@ -161,6 +163,14 @@ class FaithfulGeneration(VLLMGeneration):
         finally:
             self.temperature = trained_at
         return [completions[i : i + count] for i in range(0, len(completions), count)]
+
+    def drawn(self, prompts: list[list[int]], seed: int) -> list[list[int]]:
+        """Completions of text prompts under one fixed seed, to see that the sampler follows it."""
+        longest, self.max_completion_length, self.pinned = self.max_completion_length, min(16, self.max_completion_length), (seed,)
+        try:
+            return self.generate(prompts, None, 1)[1]
+        finally:
+            self.max_completion_length, self.pinned = longest, None
 
     def _wake(self, what: str) -> None:
         """Wake a part of the engine; if memory is short, give the trainer's cache back and try once more (vllm#36651)."""
