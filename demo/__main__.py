@@ -104,8 +104,8 @@ def show(card: RunCard, seconds: float) -> None:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
     console.print(
         f"{seconds:.0f} s in all, {card.metrics['train_seconds']:.0f} s of them GRPO; {memory:.1f} GiB of memory at most.\n"
-        "What GRPO did is in the first row. The second row alone proves little: more supervised steps raise greedy accuracy too "
-        "(make demo-control)."
+        "What GRPO did is in the first row. How far the claim goes: make demo-control spends the same time on supervised steps instead "
+        "(docs/demo_results.md)."
     )
 
 

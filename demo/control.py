@@ -3,8 +3,8 @@
     make demo-control    # needs `make demo` of the same seed
 
 Two rivals get GRPO's own training time: more supervised steps on the same noisy targets, and best-of-8 supervised steps
-(sample eight, imitate the one with the highest reward; the same rewards, the same number of completions a step). Their
-learning rate was chosen on the validation part, as GRPO's was. Whatever comes out is printed.
+(sample eight, imitate the one with the highest reward; the same rewards, the same number of completions a step). GRPO's
+settings were chosen on the validation part; the rivals' learning rate was not tuned at all. Whatever comes out is printed.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ def control() -> list[str]:
         "",
         "## The control, seed 0",
         "",
-        "The same time from the same warmed-up policy, spent on supervised steps instead (`make demo-control`; in brackets: how many).",
+        "The same time from the same warmed-up policy, spent on supervised steps instead (`make demo-control`; in brackets: how many). "
+        "GRPO's settings were chosen on the validation part, the rivals' learning rate was not tuned.",
         "",
         "| | sampled | greedy | sampled, well-formed |",
         "|---|---|---|---|",

@@ -10,6 +10,8 @@ from __future__ import annotations
 import gc
 import logging
 import random
+import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -49,6 +51,7 @@ class FaithfulGeneration(VLLMGeneration):
         self.settings = settings or EngineSettings()
         self.sleep_level = 0
         self.memory: dict[str, float] = {}
+        self.seconds: dict[str, float] = defaultdict(float)
         self.pinned: tuple[int, ...] | None = None
         self._calls = 0
         super().__init__(*arguments, **named)
@@ -96,9 +99,10 @@ class FaithfulGeneration(VLLMGeneration):
         if self.enable_sleep_mode and self._llm_weights_sleeping:
             self._wake("weights")
             self._llm_weights_sleeping = False
-        self.llm.llm_engine.model_executor.driver_worker.model_runner.model.load_weights(self._iter_named_params())
-        self.llm.reset_prefix_cache()
-        self.llm.llm_engine.reset_encoder_cache()
+        with self._timed("sync"):
+            self.llm.llm_engine.model_executor.driver_worker.model_runner.model.load_weights(self._iter_named_params())
+            self.llm.reset_prefix_cache()
+            self.llm.llm_engine.reset_encoder_cache()
 
     def _iter_named_params(self) -> Generator[tuple[str, torch.Tensor], None, None]:
         """Merge LoRA out of place: TRL adds to the base and subtracts again, and a bf16 base drifts (trl#6688)."""
@@ -135,11 +139,12 @@ class FaithfulGeneration(VLLMGeneration):
             self._wake("kv_cache")
         self._measure("generating")
         moment = self.pinned or (self.settings.seed, self.accelerator.process_index, self.settings.moment(), self._calls)
-        with profiler or nullcontext(), seeded(moment):
+        with profiler or nullcontext(), seeded(moment), self._timed("generate"):
             outputs = self.llm.generate(requests, sampling_params=self._sampling(group), use_tqdm=False)
         self._calls += self.pinned is None
         if self.enable_sleep_mode:
-            self.llm.sleep(level=self.sleep_level)
+            with self._timed("sleep"):
+                self.llm.sleep(level=self.sleep_level)
             self._llm_weights_sleeping = self.sleep_level == 2
         self._measure("after generating")
         logprobs, token_ids = extract_logprobs(outputs)
@@ -176,7 +181,8 @@ class FaithfulGeneration(VLLMGeneration):
         """Wake a part of the engine; if memory is short, give the trainer's cache back and try once more (vllm#36651)."""
         torch.cuda.empty_cache()
         try:
-            self.llm.wake_up(tags=[what])
+            with self._timed("wake"):
+                self.llm.wake_up(tags=[what])
         except (RuntimeError, MemoryError):
             gc.collect()
             torch.cuda.empty_cache()
@@ -188,6 +194,22 @@ class FaithfulGeneration(VLLMGeneration):
                     f"vLLM cannot wake its {what.replace('_', ' ')} with {free:.1f} GiB free ({' '.join(str(error).split())[:120]}); lower "
                     "vllm_gpu_memory_utilization, or batch_size with more gradient_accumulation_steps"
                 ) from None
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        """Add the wall seconds of a phase, the card's work included."""
+        started = time.perf_counter()
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds[phase] += time.perf_counter() - started
+
+    def figures(self) -> dict[str, float]:
+        """Seconds since the last call and free GiB by phase, for the log; the seconds start again at 0."""
+        told = {f"rollouts/seconds/{phase}": round(seconds, 3) for phase, seconds in self.seconds.items()}
+        told |= {f"rollouts/free_gib/{phase.replace(' ', '_')}": round(gib, 2) for phase, gib in self.memory.items() if gib}
+        self.seconds.clear()
+        return told
 
     def _measure(self, phase: str) -> float:
         """Note the free memory of the card in GiB under a phase's name."""

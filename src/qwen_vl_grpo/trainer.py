@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from qwen_vl_grpo.correction import importance_weights, statistics
 from qwen_vl_grpo.errors import PolicyError
+from qwen_vl_grpo.rollouts import FaithfulGeneration
 
 TABLE_ROWS = 16
 """Completions kept for each table: a gallery to look at, not a copy of the run."""
@@ -41,7 +43,9 @@ class VisionGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """Replace TRL's importance ratio by ours, and log what the raw ratios were (trl#4772, trl#5231)."""
+        started = time.perf_counter()
         output = super()._generate_and_score_completions(inputs)
+        self._metrics["train"]["rollouts/seconds/generate_and_score"].append(time.perf_counter() - started)
         if "sampling_per_token_logps" in output and "old_per_token_logps" in output:
             gaps = output["old_per_token_logps"] - output["sampling_per_token_logps"]
             mask = output["completion_mask"]
@@ -60,6 +64,8 @@ class VisionGRPOTrainer(GRPOTrainer):
             self._logs["images"].clear()
             if len(self._table_images) == len(self._logs["prompt"]):
                 self._logs["images"].extend(self._table_images)
+        if self.use_vllm and isinstance(self.vllm_generation, FaithfulGeneration):
+            logs |= self.vllm_generation.figures()
         super().log(logs, start_time)
 
 
