@@ -112,17 +112,13 @@ def list_runs(context: typer.Context, as_json: AsJson = False, debug: Debug = Fa
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("run_id", "state", "task", "base model", "greedy before", "greedy after", "created", box=None)
-    for card, _ in found:
-        table.add_row(
-            card.run_id,
-            card.state,
-            card.task,
-            card.base_model,
-            _correct(card.metrics, "before"),
-            _correct(card.metrics, "after"),
-            card.created[:16],
-        )
+    table = Table("run_id", "state", "sampled answers right", "created", "base model", box=None)
+    rows = [(card.run_id, card.state, _correct(card.metrics), card.created[:10], card.base_model) for card, _ in found]
+    for row in rows:
+        table.add_row(*row)
+    for column, values in zip(table.columns[:-1], zip(*rows, strict=True), strict=False):  # a narrow terminal cuts the base model alone
+        column.min_width, column.no_wrap = max(len(value) for value in values), True
+    table.columns[-1].overflow, table.columns[-1].no_wrap = "ellipsis", True
     Console().print(table)
 
 
@@ -193,9 +189,11 @@ def _show_log() -> None:
     logging.getLogger("qwen_vl_grpo").setLevel(logging.INFO)
 
 
-def _correct(metrics: dict[str, Any], when: str) -> str:
-    scores = metrics.get(when, {}).get("greedy")
-    return f"{scores['correct']:.3f} (n {scores['n']})" if scores else "-"
+def _correct(metrics: dict[str, Any]) -> str:
+    scores = [metrics.get(when, {}).get("sampled") for when in ("before", "after")]
+    if not scores[0] or not scores[1]:
+        return "-"
+    return f"{scores[0]['correct']:.3f} -> {scores[1]['correct']:.3f} (n {scores[1]['n']})"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,6 +60,10 @@ def load_model(config: RunConfig, name: str | None = None) -> Any:
 def check(config: RunConfig, name: str | None = None) -> None:
     """Refuse what can be refused before weights are read; raises PolicyError."""
     source = name or config.model_name
+    if not Path(source).is_dir() and (source.count("/") != 1 or source.startswith((".", "/"))):
+        raise PolicyError(
+            f"model_name {source}: there is no such folder here; name a folder, or a Hub id such as Qwen/Qwen2.5-VL-7B-Instruct"
+        )
     try:
         family = AutoConfig.from_pretrained(source, revision=config.model_revision if source == config.model_name else None).model_type
     except (OSError, ValueError) as error:
