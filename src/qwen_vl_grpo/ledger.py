@@ -6,12 +6,13 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 log = logging.getLogger("qwen_vl_grpo")
 
@@ -51,6 +52,19 @@ class Ledger(TrainerCallback):
         self.progress.stop()
         logging.getLogger().removeHandler(self.file)
         self.file.close()
+
+
+class Every(TrainerCallback):
+    """Measure something every so many steps, the last one aside, and log it beside the step's own metrics."""
+
+    def __init__(self, steps: int, trainer: Trainer, measure: Callable[[int], dict[str, float]]):
+        self.steps, self.trainer, self.measure = steps, trainer, measure
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % self.steps == 0 and state.global_step < state.max_steps:
+            due = control.should_log
+            Trainer.log(self.trainer, self.measure(state.global_step))  # past GRPOTrainer.log, which would add its training metrics
+            control.should_log = due  # logging clears it, and the step's own metrics would be lost
 
 
 SAMPLING_GAP = "sampling/sampling_logp_difference/mean"

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute
 import torch
 import yaml
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, set_seed
+from transformers import PrinterCallback, ProgressCallback, set_seed
 from trl.trainer.grpo_config import GRPOConfig
 
 from qwen_vl_grpo import answering, dataset, evaluation, hardware, parity, policy, registry, rewards, rollouts, tasks, tracking, warmup
 from qwen_vl_grpo.config import TRL_KEYS, RewardEntry, RunConfig, arithmetic, digest
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.interfaces import Generate, RewardFunction, RunCard, Sample, Task
-from qwen_vl_grpo.ledger import Bar, Ledger
+from qwen_vl_grpo.ledger import Bar, Every, Ledger
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
 
 log = logging.getLogger("qwen_vl_grpo")
@@ -131,7 +132,8 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
 
 def engine_options(config: RunConfig, prepared: Prepared) -> dict[str, Any]:
     """Arguments of vLLM's LLM that follow from the run: no more pictures than the data holds, the trainer's dtype."""
-    most = max((len(row["images"]) for row in prepared.rows.select_columns(["images"])), default=0)
+    counts = pyarrow.compute.call_function("list_value_length", [prepared.rows.data.column("images")])
+    most = max(counts.to_pylist())
     dtype = str(policy.weight_dtype(config)).removeprefix("torch.")
     return {"limit_mm_per_prompt": {"image": max(1, most), "video": 0}, "dtype": dtype} | config.engine
 
@@ -207,12 +209,13 @@ def _train_and_score(config: RunConfig, prepared: Prepared, trainer: VisionGRPOT
         metrics["before"] = scores(held_out)
         log.info("before: %s", _line(metrics["before"]))
         if config.evaluation.every:
-            trainer.add_callback(EvaluateEvery(config.evaluation.every, trainer, lambda: scores(held_out[: config.evaluation.every_limit])))
+            some = held_out[: config.evaluation.every_limit]
+            trainer.add_callback(Every(config.evaluation.every, trainer, lambda step: evaluation.flat(scores(some))))
     if config.use_vllm:
-        checked = prepared.rows.select(range(min(parity.ROWS, len(prepared.rows))))
-        gate = CheckParity(config.parity_every, trainer, [dataset.to_sample(row) for row in checked])
-        metrics["parity"] = gate.check("before the first step")
-        trainer.add_callback(gate)
+        checked = [dataset.to_sample(row) for row in prepared.rows.select(range(min(parity.ROWS, len(prepared.rows))))]
+        metrics["parity"] = parity.check(trainer, checked, "before the first step")
+        if config.parity_every:
+            trainer.add_callback(Every(config.parity_every, trainer, lambda step: parity.check(trainer, checked, f"after step {step}")))
     started = time.perf_counter()
     trainer.train()
     metrics["train_seconds"] = round(time.perf_counter() - started, 1)
@@ -224,35 +227,6 @@ def _train_and_score(config: RunConfig, prepared: Prepared, trainer: VisionGRPOT
             metrics["blind"] = evaluation.blind(held_out, task, functions, generate)
             log.info("blind (white picture): correct %.3f", metrics["blind"]["correct"])
     return metrics
-
-
-class EvaluateEvery(TrainerCallback):
-    """Score held-out rows every so many steps with the run's own rewards."""
-
-    def __init__(self, every: int, trainer: VisionGRPOTrainer, scores: Any):
-        self.every, self.trainer, self.scores = every, trainer, scores
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step % self.every == 0 and state.global_step < state.max_steps:
-            due = control.should_log
-            Trainer.log(self.trainer, evaluation.flat(self.scores()))  # past GRPOTrainer.log, which would add its training metrics
-            control.should_log = due  # logging clears it, and the step's own metrics would be lost
-
-
-class CheckParity(TrainerCallback):
-    """Stop the run where the engine's log-probabilities are no longer the policy's."""
-
-    def __init__(self, every: int | None, trainer: VisionGRPOTrainer, samples: Sequence[Sample]):
-        self.every, self.trainer, self.samples = every, trainer, samples
-
-    def check(self, when: str) -> dict[str, float]:
-        return parity.check(self.trainer, self.samples, when)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.every and state.global_step % self.every == 0:
-            due = control.should_log
-            Trainer.log(self.trainer, self.check(f"after step {state.global_step}"))
-            control.should_log = due
 
 
 def _generator(config: RunConfig, trainer: VisionGRPOTrainer, processor: Any) -> Generate:
