@@ -96,6 +96,26 @@ def infer(
     print(f"{run_id}: loaded in {record['load_seconds']} s, answered in {record['answer_seconds']} s", file=sys.stderr)
 
 
+@app.command()
+def doctor(
+    rollouts: Annotated[str, typer.Option("--rollouts", help="Check that the engine samples this config's own policy.", metavar="CONFIG")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set lora.r=32. Repeatable.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Look before a run: what would go wrong on this machine, measured."""
+    from qwen_vl_grpo import config as configs
+    from qwen_vl_grpo import hardware
+
+    run = configs.load(rollouts, overrides or ())
+    hardware.require(run, hardware.detect())
+    hardware.quiet_libraries()
+    _show_log()
+    from qwen_vl_grpo import doctor as checks
+
+    for when, figures in checks.rollouts(run).items():
+        print(f"ok  {when}: " + ", ".join(f"{name.removeprefix('parity/')} {value:.2g}" for name, value in figures.items()))
+
+
 @runs_app.callback(invoke_without_command=True)
 def list_runs(context: typer.Context, as_json: AsJson = False, debug: Debug = False) -> None:
     if context.invoked_subcommand:

@@ -74,9 +74,8 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.fixture
-def trainer_of(checkpoint, tmp_path):
-    """A trainer with its engine, built as a run builds it."""
-    made = []
+def config_of(checkpoint, tmp_path):
+    """A config with data of its own: eight questions with pictures of these sizes."""
 
     def build(family="qwen2_5_vl", sizes=((112, 112),), lora=True, seed=0, **changes):
         rows = [
@@ -92,7 +91,18 @@ def trainer_of(checkpoint, tmp_path):
             "batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 4, "max_completion_length": 16, "max_steps": 3,
             "learning_rate": 1e-2, "tracking": {"report_to": "none", "log_completions": False},
         }  # fmt: skip
-        config = configs.check(raw | changes)
+        return configs.check(raw | changes)
+
+    return build
+
+
+@pytest.fixture
+def trainer_of(config_of, tmp_path):
+    """A trainer with its engine, built as a run builds it."""
+    made = []
+
+    def build(*arguments, **changes):
+        config = config_of(*arguments, **changes)
         prepared = training.prepare(config)
         ledger = Ledger(tmp_path, config.max_steps)
         trainer = training.build_trainer(config, prepared, training.load_policy(config, prepared, tmp_path), tmp_path, ledger)
