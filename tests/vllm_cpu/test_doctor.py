@@ -21,7 +21,7 @@ def test_an_engine_that_ignores_the_adapter_is_found(config_of, monkeypatch):
                 yield name.replace(".base_layer", "").removeprefix("base_model.model."), weight
 
     monkeypatch.setattr(rollouts, "merged_weights", base_only)
-    with pytest.raises(RolloutError, match="with a policy that moved: .* weights are not the policy's"):
+    with pytest.raises(RolloutError, match=r"with a policy that moved: .* weights are not the policy's"):
         doctor.rollouts(config_of())
 
 
