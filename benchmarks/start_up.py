@@ -18,6 +18,7 @@ CASES = {
     "an unknown key": [TRAIN, "--set", "lerning_rate=1"],
     "a run_id with ../": [TRAIN, "--set", "run_id=../x"],
     "num_generations that does not divide": [TRAIN, "--set", "num_generations=5"],
+    "grpo plan": ["-m", "qwen_vl_grpo", "plan"],
     "inference of an unknown run": [INFER, "--run_id", "nobody", "--prompt", "x"],
 }
 BARE = ["-c", "pass"]

@@ -14,7 +14,8 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "src"))
 
-from qwen_vl_grpo import cli, config  # noqa: E402 - the line above makes it importable
+from qwen_vl_grpo import cli, config, footprint, shapes  # noqa: E402 - the line above makes it importable
+from qwen_vl_grpo import planning as plans  # noqa: E402
 
 NOTICE = "<!-- Made from the code by `make docs`; change the code instead. -->\n"
 
@@ -102,7 +103,97 @@ def command_paths(group: object, above: tuple[str, ...] = ()) -> list[tuple[str,
     return paths
 
 
-PAGES = {"configuration.md": configuration, "commands.md": commands}
+SEVEN = {"model_name": "Qwen/Qwen2.5-VL-7B-Instruct", "vllm_gpu_memory_utilization": 0.5, "max_completion_length": 512}
+MEASURED = [
+    # what ran, card, the config as far as it decides memory, tokens of text in the prompt, torch's peak in GiB
+    (
+        "3B, 16 completions of 256, `configs/gpu/smoke.yaml` (docs/gpu_smoke)",
+        "H100",
+        {"model_name": "Qwen/Qwen2.5-VL-3B-Instruct", "vllm_gpu_memory_utilization": 0.4, "max_completion_length": 256},
+        56,
+        41.4,
+    ),
+    ("7B, 16 completions of 512", "H200", SEVEN, 44, 90),
+    ("7B, 64 completions of 512", "H200", SEVEN | {"batch_size": 32}, 44, 103),
+    ("7B, 128 completions of 512", "H200", SEVEN | {"batch_size": 64}, 44, 121),
+    ("7B, 32 completions of 512", "H100", SEVEN | {"batch_size": 16}, 44, 64),
+]
+"""Runs with random weights of the published shapes, LoRA r=16, one 448x448 picture a prompt, checkpointing, sleep mode."""
+
+
+PLANNING = """\
+# Planning
+{notice}
+`grpo plan --config FILE` says whether a run fits a card, before anything is loaded: it reads config.json of the model and imports no torch.
+Weights by part, the adapter, the optimizer, the gradients and the engine's share are counted exactly. **Activations, and what driver and
+engine hold besides, are estimates**: fitted on a CPU to counts of every storage that small models of the three families make
+(`python benchmarks/activations.py` prints both side by side), not to the runs below.
+
+## Predicted against measured
+
+torch's peak in GiB (`torch.cuda.max_memory_allocated`, which counts the engine's share even while it sleeps), one run each, vLLM 0.25.1,
+torch 2.11.0, Qwen2.5-VL of random weights, LoRA r=16, 448x448 pictures, utilization 0.4 (3B) and 0.5 (7B).
+
+| run | card | measured | predicted | off by | predicted, had a micro-step held 8 |
+|---|---|---|---|---|---|
+{rows}
+
+The records of the 7B runs name the completions of a step, not how many a micro-step held. The prediction splits a step in two, the default
+of the script that ran them; the last column shows that micro-steps of 8 do not explain what was measured: then nothing in the trainer but
+the pictures grows with the completions of a step. Sleep mode was measured to free 31.6 of the engine's 31.9 GiB at utilization 0.4 of an
+H100 (docs/rollouts.md), where the plan has a share of {share:.1f} and {asleep:.1f} that stay.
+
+Not measured yet: full fine-tuning, 4 bits, no checkpointing, Qwen2-VL and Qwen3-VL, any MI300X, and the card's own use in each phase beside
+torch's peak.
+
+## The documented run
+
+`grpo plan`, on a machine without a GPU:
+
+```text
+{documented}
+```
+
+start: the engine starts beside the policy, and vLLM checks that its share is free; generate: it is awake, beside the policy and the
+optimizer; score, backward, save: it sleeps, if `vllm_enable_sleep_mode` lets it. A prompt is taken to hold 256 tokens of text and one
+picture of `data.max_pixels`; `--text_tokens` and `--pictures` change that. Where a run does not fit, each knob is tried in this order until
+it does, alone and then together: the engine's share, its context, smaller micro-steps and more of them, gradient checkpointing, sleep mode,
+LoRA, 4 bits, shorter completions, smaller pictures.
+
+`grpo train` refuses a share that cannot fit beside the trainer, by the exact counts, before the model is loaded.
+"""
+
+
+def planning() -> str:
+    """What `grpo plan` predicted, held against what was measured, and its answer for the documented run."""
+    rows = []
+    for run, card, changes, text, measured in MEASURED:
+        size = changes.get("batch_size", 8)
+        two, eight = predicted(changes, card, text), predicted(changes | {"batch_size": 8}, card, text, size // 4)
+        rows.append(f"| {run} | {card} | {measured} | {two:.1f} | {two / measured - 1:+.1%} | {eight:.1f} |")
+    documented = config.load(DOCS.parent / "configs/qwen_grpo.yaml")
+    return PLANNING.format(
+        notice=NOTICE,
+        rows="\n".join(rows),
+        share=0.4 * plans.CARDS["H100"][1],
+        asleep=footprint.ENGINE_ASLEEP / footprint.GIB,
+        documented=plans.text(plans.plan(documented, plans.CARDS.values(), known=kept(documented))),
+    )
+
+
+def predicted(changes: dict, card: str, text: int, accumulation: int = 2) -> float:
+    run = config.check({"run_id": "measured", "data": {"max_pixels": 448 * 448}, "gradient_accumulation_steps": accumulation} | changes)
+    held = footprint.measure(run, kept(run), footprint.Prompt(text, pictures=1))
+    return footprint.torch_peak(held, run, plans.CARDS[card][1] * footprint.GIB) / footprint.GIB
+
+
+def kept(run: config.RunConfig) -> shapes.Shapes:
+    known = shapes.published(run.model_name)
+    assert known is not None
+    return known
+
+
+PAGES = {"configuration.md": configuration, "commands.md": commands, "planning.md": planning}
 
 
 def main() -> None:

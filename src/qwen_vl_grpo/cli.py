@@ -5,6 +5,7 @@ Nothing heavy is imported before every cheap refusal has had its turn, so a typo
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import sys
@@ -62,6 +63,32 @@ def train(
 
     card = training.train(run)
     print(f"run {card.run_id} is finished: {run.run_dir}/run.json")
+
+
+@app.command()
+def plan(
+    config: Annotated[str, typer.Option("--config", help="The run's YAML file.")] = "configs/qwen_grpo.yaml",
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set batch_size=4. Repeatable.")] = None,
+    card: Annotated[str | None, typer.Option("--card", help="Only this card: MI300X, H200, H100, 24GB, or its GiB.")] = None,
+    text_tokens: Annotated[int, typer.Option("--text_tokens", min=1, help="Tokens of text in the longest prompt.")] = 256,
+    pictures: Annotated[int, typer.Option("--pictures", min=0, help="Pictures in the longest prompt.")] = 1,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Say whether a config fits each card, and which knob to turn if not; exit code 1 if the card of --card is too small."""
+    from qwen_vl_grpo import config as configs
+    from qwen_vl_grpo import hardware, planning
+
+    run = configs.load(config, overrides or ())
+    configs.arithmetic(run)
+    cards = [planning.named(card)] if card else list(planning.CARDS.values())
+    machine = hardware.detect()
+    if not card and (own := hardware.memory_gib(machine)):
+        cards.append((f"here: {machine.name}", own))
+    planned = planning.plan(run, cards, planning.Prompt(text_tokens, pictures))
+    print(json.dumps(dataclasses.asdict(planned), indent=2) if as_json else planning.text(planned))
+    if card and not planned.cards[0].fits:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -184,14 +211,17 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _refuse_early(run: Any) -> None:
     """Everything that can be refused without torch."""
-    from qwen_vl_grpo import hardware, registry, rewards, tasks
+    from qwen_vl_grpo import hardware, planning, registry, rewards, tasks
 
     registry.refuse_existing(run)
     tasks.build(run.task)
     for entry in run.rewards:
         if ".py:" not in entry.function:
             rewards.find(entry.function)
-    hardware.require(run, hardware.detect())
+    machine = hardware.detect()
+    hardware.require(run, machine)
+    if memory := hardware.memory_gib(machine):
+        planning.refuse(run, memory)
 
 
 def _load_env_file() -> None:

@@ -232,6 +232,14 @@ class RunConfig(Section):
                 raise ValueError(f"{key} repeats the key {TRL_KEYS[key]!r}; set that one instead")
         return value
 
+    @field_validator("engine")
+    @classmethod
+    def _engine_repeats_nothing(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key in value:
+            if key in ENGINE_KEYS:
+                raise ValueError(f"{key} repeats the key {ENGINE_KEYS[key]!r}; set that one instead")
+        return value
+
     @model_validator(mode="after")
     def _sampling_is_the_policy(self) -> RunConfig:
         sampling = self.trl.get("generation_kwargs", {}) | self.trl
@@ -292,6 +300,16 @@ TRL_KEYS = {
     "model_init_kwargs": "dtype, attn_implementation and model_revision",
 }
 """GRPOConfig fields that a key of ours sets -> that key; `trl:` may not repeat them."""
+
+ENGINE_KEYS = {
+    "model": "model_name",
+    "seed": "seed",
+    "dtype": "dtype",
+    "gpu_memory_utilization": "vllm_gpu_memory_utilization",
+    "max_model_len": "vllm_max_model_length",
+    "enable_sleep_mode": "vllm_enable_sleep_mode",
+}
+"""Arguments of vLLM's LLM that a key of ours sets -> that key; `engine:` may not repeat them."""
 
 HARMLESS_KEYS = ("max_steps", "save_steps", "logging_steps", "tracking")
 """Keys that may differ between a run and its resumption."""

@@ -9,10 +9,14 @@ import platform
 import subprocess
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import HardwareError
+
+ROCM_MEMORY = "/sys/class/drm/card*/device/mem_info_vram_total"
+"""Where the amdgpu driver tells the bytes of a card's memory."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,16 @@ def require(config: RunConfig, machine: Hardware) -> None:
         )
 
 
+def memory_gib(machine: Hardware) -> float | None:
+    """GiB of the largest accelerator that this process may see, as its driver gives them out; None where nothing is known."""
+    if machine.kind == "cuda":
+        return _nvidia_memory_gib()
+    if machine.kind == "rocm":
+        sizes = [int(Path(path).read_text()) for path in glob.glob(ROCM_MEMORY)]
+        return max(sizes) / 2**30 if sizes else None
+    return None
+
+
 def describe(machine: Hardware) -> dict[str, Any]:
     """The machine as a run card stores it."""
     return {**asdict(machine), "system": platform.system(), "machine": platform.machine(), "python": platform.python_version()}
@@ -95,10 +109,25 @@ def _visible(nodes: int, variable: str) -> int:
 
 
 def _nvidia_name() -> str:
+    return next(iter(_nvidia_smi("name")), "NVIDIA GPU")
+
+
+def _nvidia_memory_gib() -> float | None:
+    """The total less what the driver reserves: that is the total that CUDA and vLLM see."""
+    sizes = []
+    for line in _nvidia_smi("memory.total,memory.reserved"):
+        total, _, reserved = line.partition(",")
+        if total.strip().isdigit():
+            sizes.append(int(total) - (int(reserved) if reserved.strip().isdigit() else 0))
+    return max(sizes) / 1024 if sizes else None
+
+
+def _nvidia_smi(query: str) -> list[str]:
+    """One line for each visible device, memory in MiB; nothing where the tool is missing or fails."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", *([f"--id={seen}"] if seen else [])]
     try:
-        listing = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=10, check=True
-        )
+        listing = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return "NVIDIA GPU"
-    return listing.stdout.splitlines()[0].strip() if listing.stdout.strip() else "NVIDIA GPU"
+        return []
+    return [line.strip() for line in listing.splitlines() if line.strip()]

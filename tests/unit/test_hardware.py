@@ -72,3 +72,46 @@ def test_telemetry_is_off_unless_the_user_turned_it_on(same_environment):
     hardware.quiet_libraries()
     assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1"
     assert os.environ["WANDB_ERROR_REPORTING"] == "true"
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Put an nvidia-smi first on the PATH that prints these lines and notes its arguments."""
+
+    def say(*lines, status=0):
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(
+            f"#!/bin/sh\necho \"$@\" > '{tmp_path}/asked'\nprintf '%s\\n' {' '.join(repr(line) for line in lines)}\nexit {status}\n"
+        )
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        return tmp_path / "asked"
+
+    return say
+
+
+def test_the_memory_of_an_nvidia_card_is_its_total_less_what_the_driver_keeps(nvidia_smi, monkeypatch):
+    asked = nvidia_smi("81559, 551", "24564, 300")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert hardware.memory_gib(H200) == pytest.approx(79.11, abs=0.01)
+    assert asked.read_text().split() == ["--query-gpu=memory.total,memory.reserved", "--format=csv,noheader,nounits", "--id=2,3"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "gib"), [(["81920, [N/A]"], 0, 80.0), (["[N/A], [N/A]"], 0, None), (["81920, 0"], 9, None), ([""], 0, None)]
+)
+def test_a_driver_that_tells_half_or_nothing_is_no_fault(nvidia_smi, lines, status, gib):
+    nvidia_smi(*lines, status=status)
+    assert hardware.memory_gib(H200) == gib
+
+
+def test_the_memory_of_an_amd_card_is_read_from_its_driver(tmp_path, monkeypatch):
+    for card, size in (("card0", 512 * 2**20), ("card1", 192 * 2**30)):
+        (tmp_path / card).mkdir()
+        (tmp_path / card / "mem_info_vram_total").write_text(f"{size}\n")
+    monkeypatch.setattr(hardware, "ROCM_MEMORY", str(tmp_path / "card*/mem_info_vram_total"))
+    assert hardware.memory_gib(Hardware("rocm", 1, "AMD GPU", 96)) == 192.0
+
+
+def test_no_memory_is_known_where_there_is_no_gpu():
+    assert hardware.memory_gib(CPU) is None

@@ -29,7 +29,9 @@ def command(*arguments: str) -> str:
     )
 
 
-@pytest.mark.parametrize("name", ["cli", "config", "registry", "hardware", "interfaces", "rewards", "tasks", "answers", "tracking"])
+@pytest.mark.parametrize(
+    "name", ["cli", "config", "registry", "hardware", "planning", "interfaces", "rewards", "tasks", "answers", "tracking"]
+)
 def test_importing_a_light_module_loads_no_heavy_library(name, tmp_path):
     loaded = modules_after(f"import qwen_vl_grpo.{name}", tmp_path)
     assert f"qwen_vl_grpo.{name}" in loaded
@@ -45,6 +47,8 @@ def test_importing_a_light_module_loads_no_heavy_library(name, tmp_path):
         ("infer", "--help"),
         ("runs", "--help"),
         ("train", "--dry_run"),
+        ("plan",),
+        ("plan", "--json", "--card", "24GB"),
         ("runs",),
         ("runs", "--json"),
         ("runs", "show", "nothing"),

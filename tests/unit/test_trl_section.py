@@ -39,3 +39,9 @@ def test_a_truncated_sampler_is_taken_from_someone_who_asks_for_it(config_of, ke
 @pytest.mark.parametrize(("key", "value"), [("top_p", 1), ("top_p", 1.0), ("top_k", 0), ("top_k", -1), ("min_p", None), ("min_p", 0.0)])
 def test_a_sampler_that_is_spelt_out_as_off_is_no_truncation(config_of, key, value):
     assert config_of(trl={key: value}).trl == {key: value}
+
+
+@pytest.mark.parametrize("key", sorted(configs.ENGINE_KEYS))
+def test_the_engine_section_repeats_no_key_of_ours(config_of, key):
+    with pytest.raises(ConfigError, match=f"engine: {key} repeats the key '{configs.ENGINE_KEYS[key]}'"):
+        config_of(engine={key: 1})

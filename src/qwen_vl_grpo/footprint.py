@@ -1,0 +1,253 @@
+"""What one training process holds on its card, phase by phase, in bytes.
+
+Weights, adapter, optimizer, gradients and the engine's share are counted exactly. Activations, and what an engine and a
+driver hold beside their weights, are estimates: the constants below, in capitals. `benchmarks/activations.py` counts the
+activations of real models, and docs/planning.md holds the sums against runs.
+
+One process a card, no sharding (DDP is the same on each card; ZeRO and FSDP hold less), and no fragmentation. The optimizer is
+AdamW; the states of another one are not counted.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from qwen_vl_grpo.config import RunConfig
+from qwen_vl_grpo.shapes import Shapes
+
+GIB = 2**30
+
+CONTEXT = int(0.6 * GIB)
+"""The driver's context and the libraries' kernels and workspaces."""
+ENGINE_ASLEEP = int(0.5 * GIB)
+"""What stays of a sleeping engine: captured graphs and tables (docs/rollouts.md measured 0.3)."""
+ENGINE_AWAKE = int(1.5 * GIB)
+"""What an engine that generates takes beyond its share."""
+ENGINE_WORKSPACE = int(1.0 * GIB)
+"""What the engine keeps of its share for a forward pass; the rest is weights and KV cache."""
+TOKEN_TILE, VOCABULARY_TILE = 4096, 32768
+"""TRL 1.16 projects the head in tiles of so many tokens and entries, so full logits never exist."""
+GENERATED_LOGITS = 12
+"""Bytes a sequence and vocabulary entry while transformers samples a token: logits in float32, probabilities, a sorted copy."""
+
+LAYER: dict[tuple[str, str], dict[str, tuple[float, float, float, float]]] = {
+    ("older", "adapter"): {
+        "kept": (24.5, 0.0, 4.5, 8.5), "recomputed": (28.5, 0.0, 4.5, 14.5),
+        "extra": (12.6, 0.0, 0.0, 5.2), "forward": (13.3, 0.0, 0.5, 7.9),
+    },
+    ("older", "full"): {
+        "kept": (20.5, 0.0, 4.5, 8.5), "recomputed": (15.2, 0.0, 0.7, 11.7),
+        "extra": (15.9, 0.0, 0.0, 0.0), "forward": (9.3, 0.0, 0.5, 5.9),
+    },
+    ("qwen3_vl", "adapter"): {
+        "kept": (18.3, 10.3, 8.5, 8.5), "recomputed": (22.3, 10.3, 8.5, 14.5),
+        "extra": (13.5, 0.0, 0.0, 5.4), "forward": (12.2, 1.2, 0.4, 7.9),
+    },
+    ("qwen3_vl", "full"): {
+        "kept": (16.3, 10.3, 10.4, 8.5), "recomputed": (13.5, 4.3, 9.5, 12.3),
+        "extra": (16.1, 0.1, 1.5, 0.0), "forward": (6.8, 4.9, 0.0, 5.5),
+    },
+}  # fmt: skip
+"""Bytes a token for one unit of the (hidden, query, key-value, MLP) widths: what a language layer keeps for the backward pass, what
+the one layer that is being recomputed under checkpointing holds, what the backward pass adds to kept layers, and what a layer holds
+in a forward pass without gradients. In the older families the query is as wide as the hidden state."""
+TOKEN_ENDS = 8
+"""Bytes a token and unit of the hidden width outside the layers: embeddings, last norm, head's input."""
+TOWER = {
+    "qwen2_vl": {"kept": (22.0, 4.0), "recomputed": (20.0, 10.0)},
+    "qwen2_5_vl": {"kept": (28.0, 8.0), "recomputed": (27.6, 13.9)},
+    "qwen3_vl": {"kept": (22.0, 4.0), "recomputed": (20.0, 10.0)},
+}
+"""The same for a patch in the vision tower: (hidden, MLP) widths."""
+PATCH_ENDS, PATCH_FORWARD = 13, 40
+"""Bytes a patch and unit of the tower's width: merger and embedding in the backward pass; all of it in a forward pass."""
+FLOAT32_MORE = 1.15
+"""Activations of float32 weights against those of bfloat16, both under bfloat16 autocast; checkpoints double."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The longest prompt: tokens of text, and pictures of the config's max_pixels."""
+
+    text: int = 256
+    pictures: int = 1
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of one process that do not depend on the card; `sequence` is a prompt and its completion in tokens."""
+
+    sequences: int
+    prompt_tokens: int
+    sequence: int
+    completions: int
+    weights: int
+    adapter: int
+    reference: int
+    optimizer: int
+    gradients: int
+    pictures: int
+    score: int
+    backward: int
+    generation: int
+    engine_weights: int
+    kv_token: int
+    engine_context: int
+
+    @property
+    def at_start(self) -> int:
+        """Resident before the first step, when the engine starts."""
+        return self.weights + self.reference + self.adapter
+
+    @property
+    def resident(self) -> int:
+        """Resident from the first step on, whatever the phase."""
+        return self.at_start + self.optimizer
+
+
+def measure(config: RunConfig, shapes: Shapes, prompt: Prompt | None = None) -> Footprint:
+    """Count a config's process; weights are bfloat16 unless the config says float32, as on a GPU."""
+    prompt, lora = prompt or Prompt(), config.lora
+    width = 4 if config.dtype == "float32" else 2
+    learning = shapes.learning(lora)
+    learning_width = _learning_width(config)
+    optimizer = str(config.trl.get("optim", "adamw"))
+    state_width = 0 if "adamw" not in optimizer else 1 if "8bit" in optimizer else learning_width
+    picture_tokens = shapes.picture_tokens(config.data.max_pixels)
+    prompt_tokens = prompt.text + prompt.pictures * picture_tokens
+    if config.vllm_max_model_length is not None:  # longer prompts are refused or dropped
+        prompt_tokens = min(prompt_tokens, max(1, config.vllm_max_model_length - config.max_completion_length))
+    sequence = prompt_tokens + config.max_completion_length
+    patches = prompt.pictures * picture_tokens * shapes.merge**2
+    completions = _completions_at_once(config)
+    kv_width = 1 if "fp8" in str(config.engine.get("kv_cache_dtype")) else width
+    kv_token = 2 * shapes.layers * shapes.key_value * kv_width
+    return Footprint(
+        sequences=config.batch_size,
+        prompt_tokens=prompt_tokens,
+        sequence=sequence,
+        completions=completions,
+        weights=shapes.base_bytes(lora, width),
+        adapter=learning * learning_width if lora.enabled else 0,
+        reference=shapes.base_bytes(lora, width) if config.beta and not lora.enabled else 0,
+        optimizer=learning * state_width * 2,
+        gradients=learning * learning_width,
+        pictures=completions * patches * shapes.patch_values * 4,
+        score=scoring(config, shapes, config.batch_size * sequence, config.batch_size * patches),
+        backward=backward(config, shapes, config.batch_size * sequence, config.batch_size * patches),
+        generation=0 if config.use_vllm else _generation(config, shapes, prompt_tokens, patches, kv_token),
+        engine_weights=shapes.base_bytes(lora, width) if has_engine(config) else 0,
+        kv_token=kv_token,
+        engine_context=config.vllm_max_model_length or shapes.context,
+    )
+
+
+def phases(footprint: Footprint, config: RunConfig, card: float) -> dict[str, float]:
+    """Phase -> bytes in use on a card of so many bytes: start, generate, score, backward, save."""
+    share = config.vllm_gpu_memory_utilization * card if has_engine(config) else 0.0
+    beside = ENGINE_AWAKE if has_engine(config) else 0
+    idle = min(beside, ENGINE_ASLEEP) if config.vllm_enable_sleep_mode else share + beside
+    resident = CONTEXT + footprint.resident
+    return {
+        "start": CONTEXT + footprint.at_start + share,
+        "generate": resident + share + beside + footprint.generation,
+        "score": resident + idle + footprint.pictures + footprint.score,
+        "backward": resident + idle + footprint.pictures + footprint.gradients + footprint.backward,
+        "save": resident + idle,
+    }
+
+
+def torch_peak(footprint: Footprint, config: RunConfig, card: float) -> float:
+    """What torch.cuda.max_memory_allocated reports at the end: it counts the engine's share even while the engine sleeps."""
+    share = config.vllm_gpu_memory_utilization * card if has_engine(config) else 0.0
+    learning = footprint.pictures + footprint.gradients + footprint.backward
+    return share + footprint.resident + max(learning, footprint.generation)
+
+
+def kv_tokens(footprint: Footprint, config: RunConfig, card: float) -> int:
+    """Tokens of KV cache in the engine's share of a card; below the engine's context vLLM does not start."""
+    share = config.vllm_gpu_memory_utilization * card
+    return max(0, int(share - footprint.engine_weights - ENGINE_WORKSPACE)) // footprint.kv_token
+
+
+def has_engine(config: RunConfig) -> bool:
+    """Whether a vLLM engine lives in the trainer's process."""
+    return config.use_vllm and config.trl.get("vllm_mode", "colocate") == "colocate"
+
+
+def _learning_width(config: RunConfig) -> int:
+    """Bytes of a weight that learns: PEFT's adapters are float32 and TRL makes QLoRA's bfloat16; full fine-tuning has no second copy."""
+    if config.lora.enabled:
+        return 2 if config.lora.quantization else 4
+    return 4 if config.dtype == "float32" else 2
+
+
+def _completions_at_once(config: RunConfig) -> int:
+    if "generation_batch_size" in config.trl:
+        return config.trl["generation_batch_size"] // int(os.environ.get("WORLD_SIZE", "1"))
+    return config.batch_size * config.trl.get("steps_per_generation", config.gradient_accumulation_steps)
+
+
+def scoring(config: RunConfig, shapes: Shapes, tokens: int, patches: int) -> int:
+    """Estimate what a forward pass without gradients holds over so many tokens and patches."""
+    layer = tokens * _widths(shapes, config, "forward")
+    tower = patches * PATCH_FORWARD * shapes.vision_hidden
+    return round(max(layer, tower, _head(config, shapes, learns=False)) * _wider(config)) + _dequantized(config, shapes)
+
+
+def backward(config: RunConfig, shapes: Shapes, tokens: int, patches: int) -> int:
+    """Estimate the most that a micro-step's activations hold, from the forward pass to the end of the backward pass."""
+    lora, checkpoint = config.lora, 4 if config.dtype == "float32" else 2
+    tower = TOWER[shapes.family]
+    # enable_input_require_grads reaches the patch embedding of the two older families, so a frozen tower keeps its checkpoints too
+    through_tower = lora.vision or (lora.enabled and config.gradient_checkpointing and shapes.family != "qwen3_vl")
+    patch_ends = patches * PATCH_ENDS * shapes.vision_hidden * through_tower
+    ends = tokens * TOKEN_ENDS * shapes.hidden + patch_ends
+    if config.gradient_checkpointing:
+        kept = tokens * checkpoint * shapes.hidden * shapes.layers
+        kept += patches * checkpoint * shapes.vision_hidden * shapes.vision_depth * through_tower
+        working = tokens * _widths(shapes, config, "recomputed")
+        working_tower = patches * _tower_widths(shapes, tower["recomputed"]) * through_tower
+    else:
+        kept = tokens * _widths(shapes, config, "kept") * shapes.layers
+        kept = (kept + patches * _tower_widths(shapes, tower["kept"]) * shapes.vision_depth * lora.vision) * _wider(config)
+        working = tokens * _widths(shapes, config, "extra")
+        working_tower = 0
+    most = max(working, working_tower, _head(config, shapes, learns=not lora.enabled))
+    casts = 2 * shapes.learning(lora) if _learning_width(config) == 4 else 0  # autocast keeps bfloat16 copies of float32 weights
+    return round(kept + (ends + most) * _wider(config)) + casts + _dequantized(config, shapes)
+
+
+def _generation(config: RunConfig, shapes: Shapes, prompt_tokens: int, patches: int, kv_token: int) -> int:
+    """transformers' own generation: the cache of all sequences at once, the prompts' forward pass, and the last logits."""
+    together = max(_completions_at_once(config), config.evaluation.batch_size if config.evaluation.dataset_split else 0)
+    cache = together * (prompt_tokens + config.max_completion_length) * kv_token
+    prefill = scoring(config, shapes, together * prompt_tokens, together * patches)
+    return cache + prefill + together * shapes.vocabulary * GENERATED_LOGITS
+
+
+def _head(config: RunConfig, shapes: Shapes, learns: bool) -> int:
+    tokens = config.batch_size * config.max_completion_length
+    tile = 2 * min(tokens, TOKEN_TILE) * VOCABULARY_TILE
+    weight_gradient = (4 + 2) * shapes.vocabulary * shapes.hidden if learns else 0  # accumulated in float32, then cast
+    return tile + tokens * shapes.hidden * (2 + 4) + weight_gradient
+
+
+def _widths(shapes: Shapes, config: RunConfig, what: str) -> float:
+    table = LAYER["qwen3_vl" if shapes.family == "qwen3_vl" else "older", "adapter" if config.lora.enabled else "full"]
+    widths = (shapes.hidden, shapes.query, shapes.key_value, shapes.mlp)
+    return sum(constant * unit for constant, unit in zip(table[what], widths, strict=True))
+
+
+def _tower_widths(shapes: Shapes, constants: tuple[float, float]) -> float:
+    return constants[0] * shapes.vision_hidden + constants[1] * shapes.vision_mlp
+
+
+def _dequantized(config: RunConfig, shapes: Shapes) -> int:
+    """A 4-bit layer is unpacked while it is used."""
+    return 2 * max(linear.matrix for linear in shapes.linears if linear.part == "language") if config.lora.quantization else 0
+
+
+def _wider(config: RunConfig) -> float:
+    return FLOAT32_MORE if config.dtype == "float32" else 1.0

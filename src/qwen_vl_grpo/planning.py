@@ -1,0 +1,172 @@
+"""Does this config fit this card, and if not, which knob is the first to turn? Answered before anything is loaded.
+
+Whatever decides a refusal is counted exactly: weights, adapter, optimizer, gradients, the engine's share, and vLLM's own check
+at its start that this share is free beside the trainer's weights. Activations, and what driver and engine hold besides, are
+estimates (footprint.py); docs/planning.md holds them against measured runs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from qwen_vl_grpo import footprint, knobs, shapes
+from qwen_vl_grpo.config import RunConfig
+from qwen_vl_grpo.errors import ConfigError, HardwareError, PolicyError
+from qwen_vl_grpo.footprint import CONTEXT, GIB, Footprint, Prompt
+from qwen_vl_grpo.shapes import Shapes
+
+CARDS = {"MI300X": ("MI300X 192 GB", 191.7), "H200": ("H200 141 GB", 139.8), "H100": ("H100 80 GB", 79.1), "24GB": ("24 GB", 23.5)}
+"""Name on the command line -> the card, and the GiB that its driver gives to a process."""
+PHASES = ("start", "generate", "score", "backward", "save")
+"""start: the engine starts beside the policy; generate: it is awake; score, backward and save: it sleeps, if it may."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One card. `phases` and `gib` are in GiB, `kv_sequences` counts full-length sequences, `knobs` are changes under which it fits."""
+
+    card: str
+    gib: float
+    fits: bool
+    reason: str
+    phases: dict[str, float]
+    kv_tokens: int
+    kv_sequences: int
+    knobs: knobs.Changes = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A config's weights by part, its footprint in bytes, and how it fits each card."""
+
+    run_id: str
+    model: str
+    shapes_from: str
+    tied: bool
+    weights: dict[str, int]
+    learning: int
+    footprint: Footprint
+    cards: list[Fit]
+
+
+def plan(config: RunConfig, cards: Iterable[tuple[str, float]], prompt: Prompt | None = None, known: Shapes | None = None) -> Plan:
+    """Judge a config on each (name, GiB); raises PolicyError if the model's shapes are not known."""
+    known, prompt = known or shapes.of(config), prompt or Prompt()
+    judged = []
+    for name, gib in cards:
+        fit = judge(config, known, prompt, name, gib)
+        if not fit.fits:
+            turned = knobs.advise(config, known, prompt, lambda trial, gib=gib: judge(trial, known, prompt, "", gib).fits)
+            fit = replace(fit, knobs=turned)
+        judged.append(fit)
+    measured = footprint.measure(config, known, prompt)
+    learning = known.learning(config.lora)
+    return Plan(config.run_id, config.model_name, known.source, known.tied, known.weights(), learning, measured, judged)
+
+
+def judge(config: RunConfig, known: Shapes, prompt: Prompt, name: str, gib: float) -> Fit:
+    """Whether the config fits a card of so many GiB, and the first thing that does not."""
+    measured, card = footprint.measure(config, known, prompt), gib * GIB
+    used = footprint.phases(measured, config, card)
+    tokens = footprint.kv_tokens(measured, config, card) if footprint.has_engine(config) else 0
+    reason = ""
+    if footprint.has_engine(config) and used["start"] > card:
+        share = config.vllm_gpu_memory_utilization * gib
+        reason = f"vLLM refuses to start: its {share:.1f} GiB are not free beside the trainer's {measured.at_start / GIB:.1f}"
+    elif footprint.has_engine(config) and tokens < measured.engine_context:
+        reason = f"vLLM refuses to start: {tokens:,} tokens of KV cache hold no sequence of its context, {measured.engine_context:,}"
+    else:
+        phase = max(used, key=lambda phase: used[phase])
+        if used[phase] > card:
+            reason = f"{phase} takes {used[phase] / GIB:.1f} GiB"
+    phases = {phase: round(size / GIB, 2) for phase, size in used.items()}
+    return Fit(name, gib, not reason, reason, phases, tokens, tokens // measured.sequence)
+
+
+def refuse(config: RunConfig, card_memory_gib: float) -> None:
+    """Raise HardwareError in one sentence if the engine's share cannot fit beside the trainer: exact counts and the driver's context.
+
+    A model whose shapes are not known is let through: vLLM makes the same check once it is loaded.
+    """
+    if not footprint.has_engine(config) or _sharded(config):
+        return
+    try:
+        measured = footprint.measure(config, shapes.of(config))
+    except PolicyError:
+        return
+    card = card_memory_gib * GIB
+    share, room = config.vllm_gpu_memory_utilization * card, card - CONTEXT - measured.resident
+    where = f"run {config.run_id}: vllm_gpu_memory_utilization {config.vllm_gpu_memory_utilization:g}"
+    highest = f"{math.floor(100 * room / card) / 100:g}"
+    learns, copy = measured.resident - measured.weights, f"vLLM's copy of the weights, {measured.engine_weights / GIB:.1f} GiB"
+    holds = f"the trainer holds {measured.resident / GIB:.1f} GiB (weights {measured.weights / GIB:.1f}, what learns {learns / GIB:.1f})"
+    this_card = f"this card's {card_memory_gib:.1f} GiB"
+    if room < measured.engine_weights:
+        raise HardwareError(f"{where}: no share of {this_card} is enough: {holds} beside {copy}; `grpo plan` names the knob to turn")
+    if share > room:
+        raise HardwareError(
+            f"{where}: takes {share / GIB:.1f} of {this_card} for vLLM and {holds} beside; set it to {highest} at most, or see `grpo plan`"
+        )
+    if share < measured.engine_weights:
+        raise HardwareError(
+            f"{where}: takes {share / GIB:.1f} of {this_card}, which do not hold {copy}; set it higher, up to {highest}, or see `grpo plan`"
+        )
+
+
+def named(card: str) -> tuple[str, float]:
+    """A card by the name in CARDS, or by its GiB; raises ConfigError."""
+    for name, known in CARDS.items():
+        if card.lower() == name.lower():
+            return known
+    try:
+        gib = float(card)
+    except ValueError:
+        gib = 0.0
+    if not 0 < gib < 10_000:
+        raise ConfigError(f"--card {card}: no such card; name one of {', '.join(CARDS)}, or give the GiB of yours")
+    return f"{gib:g} GiB", gib
+
+
+def text(plan: Plan) -> str:
+    """The plan as a person reads it; sizes in GiB of 2**30 bytes."""
+    held, parts = plan.footprint, plan.weights | ({"head": "tied"} if plan.tied else {})
+    total = sum(plan.weights.values())
+    exact = {
+        "weights": held.weights, "reference": held.reference, "adapter": held.adapter, "optimizer": held.optimizer,
+        "gradients": held.gradients, "vLLM's weights": held.engine_weights,
+    }  # fmt: skip
+    estimated = {
+        "activations scoring": held.score, "and learning": held.backward, "transformers' generation": held.generation,
+        "pictures": held.pictures, "driver": CONTEXT, "vLLM beyond its share": footprint.ENGINE_AWAKE * bool(held.engine_weights),
+    }  # fmt: skip
+    lines = [
+        f"{plan.model}: {total:,} weights, read from {plan.shapes_from}; {plan.learning:,} learn",
+        "  " + ", ".join(f"{part} {count if isinstance(count, str) else f'{count:,}'}" for part, count in parts.items()),
+        f"a micro-step: {held.sequences} sequences of {held.prompt_tokens:,} + {held.sequence - held.prompt_tokens:,} tokens; "
+        f"{held.completions} completions are generated at once",
+        "counted, GiB: " + ", ".join(f"{name} {size / GIB:.2f}" for name, size in exact.items() if size),
+        "estimated, GiB: " + ", ".join(f"{name} {size / GIB:.2f}" for name, size in estimated.items() if size),
+        "",
+        f"{'GiB in use':20} {'card':>6} " + " ".join(f"{phase:>8}" for phase in PHASES),
+    ]
+    for card in plan.cards:
+        sizes = " ".join(f"{card.phases[phase]:8.1f}" for phase in PHASES)
+        lines += [f"{card.card[:20]:20} {card.gib:6.1f} {sizes}  {'fits' if card.fits else 'does not fit'}", *_remarks(card)]
+    return "\n".join([*lines, "", "What is estimated is held against measured runs in docs/planning.md."])
+
+
+def _remarks(card: Fit) -> list[str]:
+    if card.fits:
+        cache = f"; KV cache: {card.kv_tokens:,} tokens, {card.kv_sequences:,} full-length sequences at once" if card.kv_tokens else ""
+        return [f"    {card.gib - max(card.phases.values()):.1f} to spare{cache}"]
+    turned = " ".join(f"--set {key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in card.knobs.items())
+    return [f"    {card.reason}", f"    turn first: {turned}" if turned else "    no knob is enough: take a smaller model or several cards"]
+
+
+def _sharded(config: RunConfig) -> bool:
+    """Whether a card holds only a part of the trainer or of the engine."""
+    launched = any(os.environ.get(f"ACCELERATE_USE_{kind}") == "true" for kind in ("DEEPSPEED", "FSDP"))
+    return launched or any(config.trl.get(key) for key in ("deepspeed", "fsdp")) or config.trl.get("vllm_tensor_parallel_size", 1) > 1
