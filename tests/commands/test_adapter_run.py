@@ -25,7 +25,8 @@ def test_an_own_reward_is_measured_under_its_own_name_with_its_weight(workshop, 
 
 
 def test_the_checkpoint_holds_the_adapter_and_not_the_model(workshop, adapter):
-    files = {name.split("/")[-1] for name in workshop.card(adapter)["checkpoint_files"]}
+    card = workshop.card(adapter)
+    files = {name.split("/")[-1] for name in card["checkpoint_files"] if name.startswith(card["checkpoint"])}
     assert {"adapter_model.safetensors", "adapter_config.json"} <= files
     assert "model.safetensors" not in files
 
