@@ -1,8 +1,8 @@
 """The documented format rewards, with their public values.
 
-Source of the values: the public GRPO gist by willccbb (facts about it, and where it pays too much or too little, are
-tabled in docs/tasks.md). Two departures: `.` matches newlines, or reasoning of two lines could never score; and the
-end-of-turn token and what follows it are not part of a completion.
+Source of the values: the public GRPO gist by willccbb. They pay too much in places (a second closing tag, hedging) and too
+little in others; rewards/earned.py closes the holes. Two departures: `.` matches newlines, or reasoning of two lines could
+never score; and the end-of-turn token and what follows it are not part of a completion.
 """
 
 import re
