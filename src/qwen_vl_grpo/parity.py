@@ -45,7 +45,8 @@ def check(trainer: VisionGRPOTrainer, samples: Sequence[Sample], when: str) -> d
     engine = trainer.vllm_generation
     assert isinstance(engine, FaithfulGeneration)
     engine.sync_weights()
-    check_seed(engine, policy.encode(trainer.processing_class, [replace(samples[0], images=[])])["input_ids"][0].tolist(), when)
+    if engine.samples_here:
+        check_seed(engine, policy.encode(trainer.processing_class, [replace(samples[0], images=[])])["input_ids"][0].tolist(), when)
     text = measure(trainer, [replace(sample, images=[]) for sample in samples])
     pictures = measure(trainer, samples)
     log.info(

@@ -56,19 +56,24 @@ class FaithfulGeneration(VLLMGeneration):
         self._calls = 0
         super().__init__(*arguments, **named)
 
+    @property
+    def samples_here(self) -> bool:
+        """Whether this process alone runs the engine: the generation is then ours, and the seed decides it."""
+        return self.mode == "colocate" and self.tensor_parallel_size == 1
+
     def _init_vllm(self) -> None:
         """Hand our options to the engine (trl#3788), and find out whether sleep mode frees memory on this machine."""
         self._measure("before the engine")
         published = vllm_generation.LLM  # pyright: ignore[reportPrivateImportUsage]
         options = self.settings.options | {"seed": self.settings.seed * 1009 + self.accelerator.process_index // self.tensor_parallel_size}
         vllm_generation.LLM = lambda **given: published(**(given | options))  # pyright: ignore
-        asked, self.enable_sleep_mode = self.enable_sleep_mode, self.enable_sleep_mode and self.mode == "colocate"
+        self.enable_sleep_mode = self.enable_sleep_mode and self.mode == "colocate"
         try:
             super()._init_vllm()
         finally:
             vllm_generation.LLM = published  # pyright: ignore
         self._measure("engine asleep" if self.enable_sleep_mode else "engine awake")
-        if asked and self.enable_sleep_mode:
+        if self.enable_sleep_mode:
             self._choose_sleep_level()
 
     def _choose_sleep_level(self) -> None:
@@ -120,7 +125,7 @@ class FaithfulGeneration(VLLMGeneration):
         vision = vision_token_ids(self.processing_class)
         short = [collapse(ids, vision) for ids in prompts]
         pictures = [list(row) if row else None for row in images] if images else None
-        if self.mode == "server" or self.tensor_parallel_size > 1:
+        if not self.samples_here:
             seen, *rest = super().generate(short, pictures, num_generations, profiler)
         else:
             seen, *rest = self._generate_here(short, pictures, group_size(prompts, num_generations), profiler)
