@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from qwen_vl_grpo.errors import ConfigError
 
@@ -224,20 +224,13 @@ class RunConfig(Section):
     trl: dict[str, Any] = {}
     """Any other field of TRL's GRPOConfig."""
 
-    @field_validator("trl")
+    @field_validator("trl", "engine")
     @classmethod
-    def _trl_repeats_nothing(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _repeats_nothing(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        taken = TRL_KEYS if info.field_name == "trl" else ENGINE_KEYS
         for key in value:
-            if key in TRL_KEYS:
-                raise ValueError(f"{key} repeats the key {TRL_KEYS[key]!r}; set that one instead")
-        return value
-
-    @field_validator("engine")
-    @classmethod
-    def _engine_repeats_nothing(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for key in value:
-            if key in ENGINE_KEYS:
-                raise ValueError(f"{key} repeats the key {ENGINE_KEYS[key]!r}; set that one instead")
+            if key in taken:
+                raise ValueError(f"{key} repeats the key {taken[key]!r}; set that one instead")
         return value
 
     @model_validator(mode="after")
