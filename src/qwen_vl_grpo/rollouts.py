@@ -150,7 +150,7 @@ class FaithfulGeneration(VLLMGeneration):
         if self.enable_sleep_mode:
             with self._timed("sleep"):
                 self.llm.sleep(level=self.sleep_level)
-            self._llm_weights_sleeping = self.sleep_level == 2
+            self._llm_weights_sleeping = True  # at level 1 too: kept on the host, they are still not there to be written to
         self._measure("after generating")
         logprobs, token_ids = extract_logprobs(outputs)
         seen = [output.prompt_token_ids for output in outputs for _ in output.outputs]
