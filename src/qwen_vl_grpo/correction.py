@@ -37,19 +37,22 @@ def importance_weights(kind: str, gaps: torch.Tensor, mask: torch.Tensor, clip: 
 
 
 def statistics(kind: str, gaps: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
-    """What the raw gaps look like before any clip: never only the mean after masking (trl#5231)."""
+    """What the raw gaps look like before any clip: never only the mean after masking (trl#5231).
+
+    `effective_sample_size` is that of the weights which this kind gives, each to a sequence, or to a token in `token_truncate`.
+    """
     gaps = torch.nan_to_num(gaps * mask)
     sizes = gaps.abs()[mask.bool()]
     if not len(sizes):
         return {}
     total = gaps.sum(1)
-    sequences = {"sequence_mean": mean_gap(gaps, mask)[:, 0], "token_truncate": mean_gap(gaps, mask)[:, 0], "none": total * 0}
+    weighed = {"sequence_mean": mean_gap(gaps, mask)[:, 0], "token_truncate": gaps[mask.bool()], "sequence_mask": total, "none": total * 0}
     return {
         "rollouts/logp_difference/mean": sizes.mean().item(),
         "rollouts/logp_difference/p99": sizes.quantile(0.99).item() if len(sizes) < 2**24 else sizes.max().item(),
         "rollouts/raw_share_kept": (total.abs() <= torch.log(torch.tensor(KEPT))).float().mean().item(),
         "rollouts/raw_effective_sample_size": effective_sample_size(total),
-        "rollouts/effective_sample_size": effective_sample_size(sequences.get(kind, total)),
+        "rollouts/effective_sample_size": effective_sample_size(weighed[kind]),
     }
 
 

@@ -47,3 +47,10 @@ def test_rounding_noise_of_bf16_costs_the_summed_ratio_half_its_sample_and_the_m
     assert figures["rollouts/raw_effective_sample_size"] < 0.6
     assert figures["rollouts/effective_sample_size"] > 0.99
     assert figures["rollouts/logp_difference/mean"] == pytest.approx(0.038 * math.sqrt(2 / math.pi), rel=0.01)
+
+
+def test_the_sample_size_of_token_weights_is_that_of_the_tokens():
+    gaps = torch.tensor([[0.0, 2.0], [0.0, 0.0]])
+    weights = torch.tensor([1.0, math.exp(2.0), 1.0, 1.0])
+    expected = (weights.sum() ** 2 / (weights**2).sum() / 4).item()
+    assert statistics("token_truncate", gaps, torch.ones(2, 2))["rollouts/effective_sample_size"] == pytest.approx(expected)
