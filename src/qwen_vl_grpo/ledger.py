@@ -23,7 +23,6 @@ class Ledger(TrainerCallback):
     def __init__(self, run_dir: Path, steps: int):
         self.metrics_path = run_dir / "metrics.jsonl"
         self.last: dict[str, Any] = {}
-        self.steps = steps
         self.progress = Bar("GRPO", steps)
         self.file = logging.FileHandler(run_dir / "training.log", encoding="utf-8")
         self.file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

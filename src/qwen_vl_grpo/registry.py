@@ -67,17 +67,16 @@ def read(run_dir: Path) -> RunCard:
     path = run_dir / "run.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        newer = isinstance(raw, dict) and isinstance(raw.get("schema_version"), int) and raw["schema_version"] > SCHEMA_VERSION
-        card = None if newer else RunCard.model_validate(raw)
+        schema = raw.get("schema_version") if isinstance(raw, dict) else None
+        if isinstance(schema, int) and schema > SCHEMA_VERSION:
+            raise RegistryError(f"{path}: was written by a newer version (schema {schema}); update this program to read it")
+        return RunCard.model_validate(raw)
     except OSError:
         raise RegistryError(f"{run_dir}: holds no run.json, so it is no run") from None
     except ValidationError as error:
         raise RegistryError(f"{path}: is not a run card ({error.errors()[0]['msg']}); restore it from a copy") from None
     except ValueError as error:
         raise RegistryError(f"{path}: is not a run card ({error}); restore it from a copy") from None
-    if card is None:
-        raise RegistryError(f"{path}: was written by a newer version (schema {raw['schema_version']}); update this program to read it")
-    return card
 
 
 def resolve(run_id: str) -> tuple[RunCard, Path]:
