@@ -19,6 +19,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from qwen_vl_grpo import config, hardware
+from qwen_vl_grpo.errors import GrpoError
 from qwen_vl_grpo.interfaces import RunCard
 
 OUTPUTS = Path("outputs/demo")
@@ -119,5 +121,16 @@ def ask(run: config.RunConfig) -> None:
     console.print(f"(the scan shows a {row['answer']})")
 
 
+def in_one_line(story: Callable[[], None]) -> None:
+    """Run a demonstration; an error that a user can mend becomes one line and exit code 1, as on the command line."""
+    try:
+        story()
+    except GrpoError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
 if __name__ == "__main__":
-    main()
+    in_one_line(main)

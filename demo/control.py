@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from demo.__main__ import OUTPUTS, console, demo_config, prepare, run_id  # sets the CPU first
+from demo.__main__ import OUTPUTS, console, demo_config, in_one_line, prepare, run_id  # sets the CPU first
 
 LEARNING_RATE = 5e-4
 PROMPTS, GROUP = 32, 8
@@ -139,4 +139,4 @@ def show(table: dict[str, Any], seconds: float, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_one_line(main)

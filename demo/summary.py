@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from demo.__main__ import OUTPUTS, run_id
+from demo.__main__ import OUTPUTS, in_one_line, run_id
 from qwen_vl_grpo import registry
 from qwen_vl_grpo.interfaces import RunCard
 
@@ -70,4 +70,4 @@ def control() -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    in_one_line(main)
