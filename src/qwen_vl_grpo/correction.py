@@ -8,6 +8,8 @@ half of the effective sample size is gone before anything was learned. docs/roll
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 KEPT = 3.0
@@ -54,6 +56,13 @@ def statistics(kind: str, gaps: torch.Tensor, mask: torch.Tensor) -> dict[str, f
         "rollouts/raw_effective_sample_size": effective_sample_size(total),
         "rollouts/effective_sample_size": effective_sample_size(weighed[kind]),
     }
+
+
+def joined(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gaps and masks of a step's micro-batches as one batch, padded on the right to the longest."""
+    longest = max(mask.shape[1] for _, mask in parts)
+    gaps, masks = ([torch.nn.functional.pad(part, (0, longest - part.shape[1])) for part in kind] for kind in zip(*parts, strict=True))
+    return torch.cat(gaps), torch.cat(masks)
 
 
 def mean_gap(gaps: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -66,7 +66,7 @@ class Every(TrainerCallback):
             control.should_log = due  # logging clears it, and the step's own metrics would be lost
 
 
-SAMPLING_GAP = "sampling/sampling_logp_difference/mean"
+SAMPLING_GAP = "rollouts/logp_difference/mean"
 
 
 class Bar(TrainerCallback):

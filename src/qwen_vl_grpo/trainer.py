@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo.correction import importance_weights, statistics
+from qwen_vl_grpo.correction import importance_weights, joined, statistics
 from qwen_vl_grpo.errors import PolicyError
 from qwen_vl_grpo.rollouts import FaithfulGeneration
 
@@ -24,6 +25,8 @@ class VisionGRPOTrainer(GRPOTrainer):
         super().__init__(*arguments, **named)
         self._table_images: list[Any] = []
         self._correction = correction
+        self._to_weigh: dict[str, Any] | None = None
+        self._gaps: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, Any, Any]:
         """A row without pictures is [] and not None, or a batch that mixes the two fails in the processor (trl#5139)."""
@@ -42,17 +45,37 @@ class VisionGRPOTrainer(GRPOTrainer):
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        """Replace TRL's importance ratio by ours, and log what the raw ratios were (trl#4772, trl#5231)."""
-        started = time.perf_counter()
-        output = super()._generate_and_score_completions(inputs)
+        """Leave the importance ratio to the loss: TRL runs the policy over every sample once more to get it here."""
+        started, corrects = time.perf_counter(), self.vllm_importance_sampling_correction
+        self.vllm_importance_sampling_correction = False
+        try:
+            output = super()._generate_and_score_completions(inputs)
+        finally:
+            self.vllm_importance_sampling_correction = corrects
         self._metrics["train"]["rollouts/seconds/generate_and_score"].append(time.perf_counter() - started)
-        if "sampling_per_token_logps" in output and "old_per_token_logps" in output:
-            gaps = output["old_per_token_logps"] - output["sampling_per_token_logps"]
-            mask = output["completion_mask"]
-            output["importance_sampling_ratio"] = importance_weights(self._correction, gaps, mask)
-            for name, value in statistics(self._correction, gaps, mask).items():
-                self._metrics["train"][name].append(value)
         return output
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        """Weigh the loss by our ratio, and log once a step what the raw ratios were (trl#4772, trl#5231)."""
+        self._to_weigh = inputs if "sampling_per_token_logps" in inputs else None
+        try:
+            loss = super()._compute_loss(model, inputs)
+        finally:
+            self._to_weigh = None
+        if self._gaps and len(self._gaps) == self.current_gradient_accumulation_steps:
+            for name, value in statistics(self._correction, *joined(self._gaps)).items():
+                self._metrics["train"][name].append(value)
+            self._gaps.clear()
+        return loss
+
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
+        """Inside the loss these are the log-probabilities that the ratio needs, unless the samples are older than the step."""
+        scored = super()._get_per_token_logps_and_entropies(*arguments, **named)
+        if (inputs := self._to_weigh) is not None:
+            gaps = inputs.get("old_per_token_logps", scored[0].detach()) - inputs["sampling_per_token_logps"]
+            inputs["importance_sampling_ratio"] = importance_weights(self._correction, gaps, inputs["completion_mask"])
+            self._gaps.append((gaps, inputs["completion_mask"]))
+        return scored
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Trim the table to the first rows of the last batch, which are this rank's own, and add their pictures."""

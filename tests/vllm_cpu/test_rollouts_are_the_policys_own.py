@@ -1,9 +1,13 @@
 """Covers the whole claim on the real engine: three training steps whose samples have the trainer's own log-probabilities."""
 
 import pytest
+import torch
 from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from qwen_vl_grpo import parity, rollouts
+from qwen_vl_grpo import trainer as trainer_module
+from qwen_vl_grpo.correction import importance_weights
 
 BOUND = 1e-5
 ONE, TWO = ((112, 112),), ((112, 112), (100, 150))
@@ -27,6 +31,23 @@ def test_three_steps_sample_what_the_trainer_scores(trainer_of, family, sizes, l
     assert any(abs(loss) > 1e-8 for loss in metrics(trainer, "loss"))
     assert min(metrics(trainer, "grad_norm")) > 0
     assert min(metrics(trainer, "rollouts/raw_effective_sample_size")) > 0.999
+
+
+def test_the_policy_reads_each_sample_once_a_step(trainer_of, monkeypatch):
+    trainer, _ = trainer_of(batch_size=4, gradient_accumulation_steps=2, importance_correction="sequence_mask")
+    published, ratios = GRPOTrainer._get_per_token_logps_and_entropies, []
+    rows = []
+
+    def counted(self, model, ids, *arguments, **named):
+        rows.append(len(ids))
+        return published(self, model, ids, *arguments, **named)
+
+    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", counted)
+    monkeypatch.setattr(trainer_module, "importance_weights", lambda *given: ratios.append(importance_weights(*given)) or ratios[-1])
+    trainer.train()
+    assert rows == [4] * 2 * 3
+    assert [tuple(ratio.shape) for ratio in ratios] == [(4, 1)] * 6
+    assert all(torch.allclose(ratio, torch.ones(4, 1), atol=1e-3) for ratio in ratios)
 
 
 def test_trl_as_published_fails_the_same_check(trainer_of, monkeypatch):
