@@ -112,6 +112,7 @@ def load_policy(config: RunConfig, prepared: Prepared, run_dir: Path) -> Any:
 def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Path, ledger: Ledger) -> VisionGRPOTrainer:
     """TRL's trainer for this config, on our engine where vLLM generates."""
     policy.forbid(model, rollouts.vision_token_ids(prepared.processor))
+    policy.recompute(model)
     settings = rollouts.EngineSettings(seed=config.seed, options=engine_options(config, prepared))
     with rollouts.injected(settings) if config.use_vllm else nullcontext():
         trainer = VisionGRPOTrainer(

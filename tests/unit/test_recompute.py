@@ -1,0 +1,53 @@
+"""Covers what gradient checkpointing recomputes: the layers that were asked for, and never a frozen tower."""
+
+import peft
+import pytest
+import torch
+from PIL import Image
+
+from demo.tiny_qwen import FAMILIES
+from qwen_vl_grpo import policy
+from qwen_vl_grpo.interfaces import Sample
+
+QUESTION = Sample("1", [{"role": "user", "content": "Which colour?"}], [Image.new("RGB", (112, 112), "red")], "red")
+
+
+def passes(model, processor):
+    """How often each block is run in one forward and backward pass under checkpointing, and the gradient of the adapter."""
+    torch.manual_seed(0)
+    tuned = peft.get_peft_model(model, policy.adapter(policy.LoraSection()))
+    tuned.enable_input_require_grads()  # as TRL's trainer does
+    tuned.gradient_checkpointing_enable({"use_reentrant": False})
+    tuned.train()
+    counts = {}
+    for name, blocks in (("vision", model.model.visual.blocks), ("language", model.get_decoder().layers)):
+        counts[name] = [0] * len(blocks)
+        for index, block in enumerate(blocks):
+            block.register_forward_pre_hook(lambda *_, name=name, index=index: counts[name].__setitem__(index, counts[name][index] + 1))
+    tuned(**policy.encode(processor, [QUESTION])).logits.log_softmax(-1)[:, -8:, 3].mean().backward()
+    return counts, torch.cat([weight.grad.flatten() for weight in tuned.parameters() if weight.grad is not None])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_the_first_layers_are_recomputed_and_the_gradient_is_the_same(checkpoint, config_of, family):
+    config = config_of(model_name=checkpoint(family))
+    processor = policy.load_processor(config)
+    published, expected = passes(policy.load_model(config), processor)
+    assert published["language"] == [2, 2, 2]
+    ours = policy.load_model(config)
+    policy.recompute(ours, 1)
+    counts, gradient = passes(ours, processor)
+    assert counts == {"vision": [1, 1], "language": [2, 1, 1]}
+    assert torch.equal(gradient, expected)
+
+
+def test_a_tower_that_learns_still_gets_its_gradient(checkpoint, config_of):
+    config = config_of(model_name=checkpoint("qwen2_5_vl"), lora={"vision": True})
+    model = policy.load_model(config)
+    policy.recompute(model)
+    tuned = peft.get_peft_model(model, policy.adapter(config.lora))
+    tuned.gradient_checkpointing_enable({"use_reentrant": False})
+    tuned.train()
+    tuned(**policy.encode(policy.load_processor(config), [QUESTION])).logits.float().square().mean().backward()
+    gradients = [weight.grad for name, weight in tuned.named_parameters() if "visual" in name and "lora_B" in name]
+    assert gradients and all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
