@@ -1,0 +1,213 @@
+"""Measure one row of docs/rollouts.md on a GPU: make bench-gpu ROW=step-3b VOCABULARY=FOLDER/qwen.tiktoken
+
+Each row is a command of its own and ends within nine minutes on an H100; they are ranked by what they say. What a row finds is
+printed and written to outputs/gpu/rows/ROW.json with the card, the versions and the settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import gpu_faults, gpu_rig
+from benchmarks.gpu_rig import FOLDER
+from qwen_vl_grpo import correction, hardware, parity, policy
+
+MIXED_SIZES = ((448, 448), (392, 560), (672, 336), (504, 504))
+"""Pictures of one prompt in the row on faithful rollouts: one to four of these."""
+COUNTS = (16, 128)
+"""Completions of one rollout phase."""
+
+
+def step(size: str, changes: list[str], rounds: int, each: int) -> dict[str, Any]:
+    """Whole steps of TRL with one token a picture and of ours, in turns."""
+    config, prepared = gpu_rig.prepare(size, changes)
+    trainer: Any = gpu_rig.ours(config, prepared)
+    bare = gpu_rig.published(config, prepared, trainer)
+
+    def published() -> list[float]:
+        gpu_rig.as_published(trainer)
+        return gpu_rig.steps(bare, each)
+
+    def ours() -> list[float]:
+        gpu_rig.as_ours(trainer, prepared.recomputed)
+        return gpu_rig.steps(trainer, each)
+
+    arms = {"published": published, "ours": ours}
+    seconds = gpu_rig.interleaved(arms, rounds)
+    found = {
+        "seconds": seconds,
+        "median": {name: round(statistics.median(taken), 3) for name, taken in seconds.items()},
+        "ours / published": gpu_rig.ratio(seconds["ours"], seconds["published"]),
+        "layers recomputed": prepared.recomputed,
+        "responses a second": round(config.batch_size * config.gradient_accumulation_steps / statistics.median(seconds["ours"]), 2),
+        "ours, logged": gpu_rig.logged(trainer, "rollouts/", "step_time"),
+        "published, logged": gpu_rig.logged(bare, "sampling/", "step_time"),
+        "allocated at most, GiB": round(torch.cuda.max_memory_allocated() / 2**30, 1),
+    }
+    return found
+
+
+def memory(size: str, changes: list[str]) -> dict[str, Any]:
+    """The card's peak with sleep mode on and off, every layer recomputed, and the sample size at 2,048 tokens."""
+    config, prepared = gpu_rig.prepare(size, changes)
+    trainer: Any = gpu_rig.ours(config, prepared)
+    engine: Any = trainer.vllm_generation
+    gpu_rig.as_ours(trainer, 100)
+    with gpu_rig.peak() as on:
+        gpu_rig.steps(trainer, 2)
+    found: dict[str, Any] = {
+        "sleep on, peak GiB": round(on["gib"], 1),
+        "phases, free GiB": {k: round(v, 1) for k, v in engine.memory.items()},
+    }
+    trainer.max_completion_length = engine.max_completion_length = 2048
+    gpu_rig.steps(trainer, 2)
+    found["2,048 tokens"] = gpu_rig.logged(trainer, "rollouts/", "step_time")
+    trainer.max_completion_length = engine.max_completion_length = config.max_completion_length
+    engine.sync_weights()
+    engine._wake("kv_cache")
+    engine.enable_sleep_mode = False
+    with gpu_rig.peak() as off:
+        gpu_rig.steps(trainer, 2)
+    return found | {"sleep off, peak GiB": round(off["gib"], 1)}
+
+
+def phase(size: str, changes: list[str]) -> dict[str, Any]:
+    """The rollout phase beside bare LLM.generate on the same requests, and beside transformers generation."""
+    config, prepared = gpu_rig.prepare(size, changes)
+    trainer: Any = gpu_rig.ours(config, prepared)
+    engine: Any = trainer.vllm_generation
+    found: dict[str, Any] = {}
+    for count in COUNTS:
+        samples = [gpu_rig.training.dataset.to_sample(prepared.rows[i]) for i in range(count // config.num_generations)]
+        encoded = policy.encode(prepared.processor, samples)
+        prompts = [row[kept.bool()].tolist() for row, kept in zip(encoded["input_ids"], encoded["attention_mask"], strict=True)]
+        repeated = [ids for ids in prompts for _ in range(config.num_generations)]
+        pictures = [sample.images for sample in samples for _ in range(config.num_generations)]
+        vision = gpu_rig.rollouts.vision_token_ids(prepared.processor)
+        requests = [
+            {"prompt_token_ids": gpu_rig.rollouts.collapse(ids, vision), "multi_modal_data": {"image": row}}
+            for ids, row in zip(repeated, pictures, strict=True)
+        ]
+
+        def whole(repeated: Any = repeated, pictures: Any = pictures) -> list[float]:
+            started = time.perf_counter()
+            engine.generate(repeated, pictures, config.num_generations)
+            return [time.perf_counter() - started]
+
+        def bare(requests: Any = requests) -> list[float]:
+            engine.sync_weights()
+            engine._wake("kv_cache")
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            engine.llm.generate(requests, sampling_params=engine._sampling(1), use_tqdm=False)
+            taken = time.perf_counter() - started
+            engine.llm.sleep(level=engine.sleep_level)
+            engine._llm_weights_sleeping = True
+            return [taken]
+
+        engine.figures()
+        seconds = gpu_rig.interleaved({"rollout phase": whole, "bare": bare}, 5)
+        parts = {name: round(value / 6, 3) for name, value in engine.seconds.items()}
+        repeat = [i for i in range(len(samples)) for _ in range(config.num_generations)]
+        slow = transformers_seconds(trainer, policy.encode(prepared.processor, [samples[i] for i in repeat]), config.max_completion_length)
+        found[f"{count} completions"] = {
+            "seconds": seconds, "parts, mean (wake and sync of both arms)": parts, "transformers": round(slow, 1),
+            "bare / rollout phase": gpu_rig.ratio(seconds["bare"], seconds["rollout phase"]),
+            "transformers / rollout phase": round(slow / statistics.median(seconds["rollout phase"]), 1),
+        }  # fmt: skip
+    return found
+
+
+def transformers_seconds(trainer: Any, encoded: Any, length: int) -> float:
+    """One generation of this length by transformers with the same policy; one at this length says enough."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    model.eval()
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        model.generate(**encoded.to("cuda"), do_sample=True, max_new_tokens=length, min_new_tokens=length)
+    torch.cuda.synchronize()
+    model.train()
+    torch.cuda.empty_cache()
+    return time.perf_counter() - started
+
+
+def faithful(size: str, changes: list[str]) -> dict[str, Any]:
+    """Prompts and log-probabilities on one to four pictures, before and after 100 LoRA steps; the base after 100 syncs; the faults."""
+    config, prepared = gpu_rig.prepare(size, ["engine.limit_mm_per_prompt={image: 4, video: 0}", *changes])
+    trainer: Any = gpu_rig.ours(config, prepared)
+    engine: Any = trainer.vllm_generation
+    samples = gpu_faults.mixed(prepared, MIXED_SIZES)
+    found: dict[str, Any] = {"at the start": parity.check(trainer, samples, "at the start")}
+    gpu_rig.steps(trainer, 100)
+    found["after 100 LoRA steps"] = parity.check(trainer, samples, "after 100 LoRA steps")
+    found["training"] = gpu_rig.logged(trainer, "rollouts/", "step_time")
+    before = gpu_faults.fingerprint(trainer.model)
+    for _ in range(100):
+        engine.sync_weights()
+    found["base weights changed after 100 of our syncs"] = gpu_faults.changed(trainer.model, before)
+    found["faults"] = gpu_faults.inject(trainer, samples, gpu_faults.mixed(prepared, MIXED_SIZES[:1]))
+    for _ in range(100):
+        trainer.model.merge_adapter()
+        trainer.model.unmerge_adapter()
+    found["base weights changed after 100 of TRL's merges"] = gpu_faults.changed(trainer.model, before)
+    return found
+
+
+SHORT = ["max_completion_length=64", "gradient_accumulation_steps=1", "learning_rate=1e-4"]
+MANY = ["gradient_accumulation_steps=16", "data.limit=128"]
+HALF = ["vllm_gpu_memory_utilization=0.5"]
+ROWS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
+    "step-3b": ("3b", partial(step, changes=[], rounds=5, each=2)),
+    "step-7b": ("7b", partial(step, changes=HALF, rounds=5, each=2)),
+    "faithful-3b": ("3b", partial(faithful, changes=SHORT)),
+    "many-7b": ("7b", partial(step, changes=[*HALF, *MANY], rounds=2, each=2)),
+    "phase-3b": ("3b", partial(phase, changes=["data.limit=128"])),
+    "memory-7b": ("7b", partial(memory, changes=HALF)),
+    "faithful-qwen3-4b": ("qwen3-4b", partial(faithful, changes=SHORT)),
+    "faithful-7b": ("7b", partial(faithful, changes=[*HALF, *SHORT])),
+}
+"""Ranked: row -> the size of the policy and what is measured."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure one row of docs/rollouts.md on this GPU.")
+    parser.add_argument("row", choices=list(ROWS))
+    parser.add_argument("--vocabulary", required=True, help="qwen.tiktoken, as for benchmarks/random_checkpoint.py")
+    given = parser.parse_args()
+    hardware.quiet_libraries()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("qwen_vl_grpo").setLevel(logging.INFO)
+    size, measure = ROWS[given.row]
+    if not (FOLDER / f"{size}-random/config.json").exists():
+        script = Path(__file__).with_name("random_checkpoint.py")
+        command = [sys.executable, script, size, FOLDER / f"{size}-random", "--vocabulary", given.vocabulary, "--device", "cuda"]
+        subprocess.run(command, check=True)
+    if not (FOLDER / "digits/train.jsonl").exists():
+        from demo import digits
+
+        digits.write(FOLDER / "digits")
+    started = time.perf_counter()
+    found = measure(size) | {
+        "row": given.row, "date": time.strftime("%Y-%m-%d"), "card": torch.cuda.get_device_name(), "versions": hardware.versions(),
+        "wall seconds": round(time.perf_counter() - started), "kept above": correction.KEPT,
+    }  # fmt: skip
+    path = FOLDER / "rows" / f"{given.row}.json"
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
