@@ -38,6 +38,7 @@ VISION: dict[str, dict[str, Any]] = {
 CASES: dict[str, dict[str, Any]] = {
     "adapter, checkpointing": {},
     "adapter, kept": {"gradient_checkpointing": False},
+    "adapter, 2 of 6 layers recomputed": {"gradient_checkpointing": 2},
     "adapter on the tower too, checkpointing": {"lora": {"r": 4, "vision": True}},
     "adapter on the tower too, kept": {"lora": {"r": 4, "vision": True}, "gradient_checkpointing": False},
     "full, checkpointing": {"lora": {"enabled": False}},
@@ -110,14 +111,15 @@ def build(family: str, config: RunConfig) -> tuple[Any, shapes.Shapes]:
     )  # fmt: skip
     model: Any = AutoModelForImageTextToText.from_config(described, dtype=torch.bfloat16, attn_implementation="sdpa")
     policy.freeze(model, config.lora)
+    known = shapes.read(described.to_dict(), family)
+    recomputed = footprint.recomputed_layers(config, known)
+    policy.recompute(model, recomputed)
     trl_utils.add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     if (adapter := policy.adapter(config.lora)) is not None:
         model = peft.get_peft_model(model, adapter)
-    if config.gradient_checkpointing:
+    if recomputed:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if config.lora.enabled:
-            model.enable_input_require_grads()  # as TRL does
-    return model.train(), shapes.read(described.to_dict(), family)
+    return model.train(), known
 
 
 def batch(known: shapes.Shapes, family: str) -> tuple[dict[str, Any], int, int]:

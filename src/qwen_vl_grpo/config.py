@@ -195,8 +195,9 @@ class RunConfig(Section):
     """What the loss does about the gap between vLLM's probabilities and the trainer's (docs/rollouts.md)."""
     parity_every: int | None = Field(default=50, ge=1)
     """Check every so many steps that the engine's log-probabilities are the policy's; none checks before the first step only."""
-    gradient_checkpointing: bool = True
-    """Recompute activations in the backward pass: less memory, more time."""
+    gradient_checkpointing: bool | Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Language layers whose activations are computed again in the backward pass, for less memory and more time: `auto` takes as few
+    as the plan says this card needs (none on a CPU), true all, false none, a number so many."""
     allow_biased_sampling: bool = False
     """Let `trl:` set top_p, top_k or min_p, although the trainer's ratios are then biased."""
     save_steps: int | None = Field(default=None, ge=1)

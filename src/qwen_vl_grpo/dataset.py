@@ -27,7 +27,7 @@ LOCAL_SUFFIXES = (".jsonl", ".parquet")
 def load(config: RunConfig, task: Task, processor: Any, name: str, split: str) -> datasets.Dataset:
     """Read one part of a data set for a policy with this processor.
 
-    Columns: id, prompt (chat), images (list of pictures, resized to what the processor keeps), answer, and every further
+    Columns: id, prompt (chat), images (list of pictures, resized to what the processor keeps), answer, prompt_tokens, and every further
     column of the raw rows, which the rewards get by name. Raises DataError with the row and what to do.
     """
     pictures = {"image", "images", config.data.columns.get("image"), config.data.columns.get("images")} - {None}
@@ -97,7 +97,8 @@ def _sample(
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
     room = context_length(config, processor)
-    needed = prompt_length(processor, sample.prompt, images) + config.max_completion_length
+    length = prompt_length(processor, sample.prompt, images)
+    needed = length + config.max_completion_length
     if room is not None and needed > room:
         if config.data.overlong == "drop":
             return None
@@ -108,6 +109,7 @@ def _sample(
     kept = {key: value for key, value in row.items() if not _is_picture(value) and key not in ("image", "images", "decoded_image")}
     return kept | dict(sample.columns) | {
         "id": sample.id or str(number), "prompt": sample.prompt, "images": images, "answer": sample.answer,
+        "prompt_tokens": length,
     }  # fmt: skip
 
 

@@ -72,6 +72,8 @@ class Prompt:
 
     text: int = 256
     pictures: int = 1
+    picture_tokens: int | None = None
+    """Tokens of a picture where they are known; none takes those of max_pixels."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def measure(config: RunConfig, shapes: Shapes, prompt: Prompt | None = None) -> 
     learning_width = _learning_width(config)
     optimizer = str(config.trl.get("optim", "adamw"))
     state_width = 0 if "adamw" not in optimizer else 1 if "8bit" in optimizer else learning_width
-    picture_tokens = shapes.picture_tokens(config.data.max_pixels)
+    picture_tokens = prompt.picture_tokens if prompt.picture_tokens is not None else shapes.picture_tokens(config.data.max_pixels)
     prompt_tokens = prompt.text + prompt.pictures * picture_tokens
     if config.vllm_max_model_length is not None:  # longer prompts are refused or dropped
         prompt_tokens = min(prompt_tokens, max(1, config.vllm_max_model_length - config.max_completion_length))
@@ -198,25 +200,33 @@ def scoring(config: RunConfig, shapes: Shapes, tokens: int, patches: int) -> int
 
 def backward(config: RunConfig, shapes: Shapes, tokens: int, patches: int) -> int:
     """Estimate the most that a micro-step's activations hold, from the forward pass to the end of the backward pass."""
-    lora, checkpoint = config.lora, 4 if config.dtype == "float32" else 2
-    tower = TOWER[shapes.family]
-    # enable_input_require_grads reaches the patch embedding of the two older families, so a frozen tower keeps its checkpoints too
-    through_tower = lora.vision or (lora.enabled and config.gradient_checkpointing and shapes.family != "qwen3_vl")
-    patch_ends = patches * PATCH_ENDS * shapes.vision_hidden * through_tower
-    ends = tokens * TOKEN_ENDS * shapes.hidden + patch_ends
-    if config.gradient_checkpointing:
-        kept = tokens * checkpoint * shapes.hidden * shapes.layers
-        kept += patches * checkpoint * shapes.vision_hidden * shapes.vision_depth * through_tower
-        working = tokens * _widths(shapes, config, "recomputed")
-        working_tower = patches * _tower_widths(shapes, tower["recomputed"]) * through_tower
+    lora, tower, wider = config.lora, TOWER[shapes.family], _wider(config)
+    recomputed = recomputed_layers(config, shapes)
+    checkpoints = tokens * (4 if config.dtype == "float32" else 2) * shapes.hidden * recomputed
+    layers = tokens * _widths(shapes, config, "kept") * (shapes.layers - recomputed) * wider
+    if not lora.vision:  # policy.recompute keeps a frozen tower out of the backward pass
+        tower_kept = tower_working = patch_ends = 0.0
     else:
-        kept = tokens * _widths(shapes, config, "kept") * shapes.layers
-        kept = (kept + patches * _tower_widths(shapes, tower["kept"]) * shapes.vision_depth * lora.vision) * _wider(config)
-        working = tokens * _widths(shapes, config, "extra")
-        working_tower = 0
-    most = max(working, working_tower, _head(config, shapes, learns=not lora.enabled))
+        patch_ends = patches * PATCH_ENDS * shapes.vision_hidden
+        tower_kept = patches * _tower_widths(shapes, tower["kept"]) * shapes.vision_depth * wider
+        tower_working = 0.0
+        if recomputed:
+            tower_kept = patches * (4 if config.dtype == "float32" else 2) * shapes.vision_hidden * shapes.vision_depth
+            tower_working = patches * _tower_widths(shapes, tower["recomputed"])
+    ends, head = tokens * TOKEN_ENDS * shapes.hidden + patch_ends, _head(config, shapes, learns=not lora.enabled)
+    # the backward pass begins at the last layer, which is kept, and comes to the recomputed ones when what was kept is gone
+    begins = layers + max(tokens * _widths(shapes, config, "extra") if layers else 0.0, head) * wider
+    comes = max(tokens * _widths(shapes, config, "recomputed") if recomputed else 0.0, tower_working) * wider
     casts = 2 * shapes.learning(lora) if _learning_width(config) == 4 else 0  # autocast keeps bfloat16 copies of float32 weights
-    return round(kept + (ends + most) * _wider(config)) + casts + _dequantized(config, shapes)
+    return round(checkpoints + tower_kept + max(begins, comes) + ends * wider) + casts + _dequantized(config, shapes)
+
+
+def recomputed_layers(config: RunConfig, shapes: Shapes) -> int:
+    """Language layers that a config recomputes; `auto` counts as all of them until planning.settled has chosen."""
+    chosen = config.gradient_checkpointing
+    if isinstance(chosen, bool) or chosen == "auto":
+        return shapes.layers if chosen else 0
+    return min(chosen, shapes.layers)
 
 
 def _generation(config: RunConfig, shapes: Shapes, prompt_tokens: int, patches: int, kv_token: int) -> int:

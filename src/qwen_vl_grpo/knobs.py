@@ -76,7 +76,8 @@ def micro_steps(config: RunConfig) -> list[Changes]:
 
 
 def checkpointing(config: RunConfig) -> list[Changes]:
-    return [] if config.gradient_checkpointing else [{"gradient_checkpointing": True}]
+    every = config.gradient_checkpointing is True or config.gradient_checkpointing == "auto"
+    return [] if every else [{"gradient_checkpointing": True}]
 
 
 def sleep(config: RunConfig) -> list[Changes]:

@@ -20,13 +20,16 @@ from qwen_vl_grpo.shapes import Shapes
 
 CARDS = {"MI300X": ("MI300X 192 GB", 191.7), "H200": ("H200 141 GB", 139.8), "H100": ("H100 80 GB", 79.1), "24GB": ("24 GB", 23.5)}
 """Name on the command line -> the card, and the GiB that its driver gives to a process."""
+TO_SPARE = 0.12
+"""Share of a card that automatic checkpointing leaves free, since activations are estimates and memory fragments."""
 PHASES = ("start", "generate", "score", "backward", "save")
 """start: the engine starts beside the policy; generate: it is awake; score, backward and save: it sleeps, if it may."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """One card. `phases` and `gib` are in GiB, `kv_sequences` counts full-length sequences, `knobs` are changes under which it fits."""
+    """One card. `phases` and `gib` are in GiB, `kv_sequences` counts full-length sequences, `recomputed` the layers that gradient
+    checkpointing recomputes, and `knobs` are changes under which it fits."""
 
     card: str
     gib: float
@@ -35,6 +38,7 @@ class Fit:
     phases: dict[str, float]
     kv_tokens: int
     kv_sequences: int
+    recomputed: int
     knobs: knobs.Changes = field(default_factory=dict)
 
 
@@ -69,6 +73,7 @@ def plan(config: RunConfig, cards: Iterable[tuple[str, float]], prompt: Prompt |
 
 def judge(config: RunConfig, known: Shapes, prompt: Prompt, name: str, gib: float) -> Fit:
     """Whether the config fits a card of so many GiB, and the first thing that does not."""
+    config = settled(config, known, prompt, gib)
     measured, card = footprint.measure(config, known, prompt), gib * GIB
     used = footprint.phases(measured, config, card)
     tokens = footprint.kv_tokens(measured, config, card) if footprint.has_engine(config) else 0
@@ -83,7 +88,22 @@ def judge(config: RunConfig, known: Shapes, prompt: Prompt, name: str, gib: floa
         if used[phase] > card:
             reason = f"{phase} takes {used[phase] / GIB:.1f} GiB"
     phases = {phase: round(size / GIB, 2) for phase, size in used.items()}
-    return Fit(name, gib, not reason, reason, phases, tokens, tokens // measured.sequence)
+    return Fit(name, gib, not reason, reason, phases, tokens, tokens // measured.sequence, footprint.recomputed_layers(config, known))
+
+
+def settled(config: RunConfig, known: Shapes, prompt: Prompt, gib: float) -> RunConfig:
+    """The config with `gradient_checkpointing: auto` as the number of layers that this card makes it recompute.
+
+    As few as leave the card TO_SPARE in the backward pass: what is kept costs memory that a sleeping engine gave back, and what
+    is recomputed costs a forward pass.
+    """
+    if config.gradient_checkpointing != "auto":
+        return config
+    for layers in range(known.layers):
+        trial = config.model_copy(update={"gradient_checkpointing": layers})
+        if footprint.phases(footprint.measure(trial, known, prompt), trial, gib * GIB)["backward"] <= (1 - TO_SPARE) * gib * GIB:
+            return trial
+    return config.model_copy(update={"gradient_checkpointing": known.layers})
 
 
 def refuse(config: RunConfig, card_memory_gib: float) -> None:
@@ -161,7 +181,8 @@ def text(plan: Plan) -> str:
 def _remarks(card: Fit) -> list[str]:
     if card.fits:
         cache = f"; KV cache: {card.kv_tokens:,} tokens, {card.kv_sequences:,} full-length sequences at once" if card.kv_tokens else ""
-        return [f"    {card.gib - max(card.phases.values()):.1f} to spare{cache}"]
+        spare = f"    {card.gib - max(card.phases.values()):.1f} to spare"
+        return [f"{spare}; {card.recomputed} layers recomputed in the backward pass{cache}"]
     turned = " ".join(f"--set {key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in card.knobs.items())
     return [f"    {card.reason}", f"    turn first: {turned}" if turned else "    no knob is enough: take a smaller model or several cards"]
 

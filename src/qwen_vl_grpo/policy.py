@@ -163,15 +163,15 @@ def forbid(model: Any, tokens: Sequence[int]) -> None:
     head.register_buffer("bias", bias.to(head.weight.device), persistent=False)
 
 
-def recompute(model: Any, layers: int | None = None) -> None:
-    """Make gradient checkpointing recompute the first `layers` of the language model alone (none: all), and nothing that is frozen.
+def recompute(model: Any, layers: int) -> None:
+    """Make gradient checkpointing recompute the first `layers` of the language model alone, and nothing that is frozen.
 
     transformers also marks the output of every embedding as learning, the vision tower's too, and a frozen tower is then
     recomputed and differentiated at every step for nothing. Checkpoints that are not reentrant need no such mark. The first
     layers are the ones to recompute: by the time the backward pass reaches them, what the later ones kept is gone.
     """
     published = model.gradient_checkpointing_enable
-    keep = [] if layers is None else list(model.get_decoder().layers)[layers:]
+    keep = list(model.get_decoder().layers)[layers:]
 
     def enable(gradient_checkpointing_kwargs: Any = None, **named: Any) -> None:
         published(gradient_checkpointing_kwargs, **named)

@@ -19,9 +19,26 @@ import yaml
 from transformers import PrinterCallback, ProgressCallback, set_seed
 from trl.trainer.grpo_config import GRPOConfig
 
-from qwen_vl_grpo import answering, dataset, evaluation, hardware, parity, policy, registry, rewards, rollouts, tasks, tracking, warmup
+from qwen_vl_grpo import (
+    answering,
+    dataset,
+    evaluation,
+    footprint,
+    hardware,
+    parity,
+    planning,
+    policy,
+    registry,
+    rewards,
+    rollouts,
+    shapes,
+    tasks,
+    tracking,
+    warmup,
+)
 from qwen_vl_grpo.config import TRL_KEYS, RewardEntry, RunConfig, arithmetic, digest
 from qwen_vl_grpo.errors import ConfigError
+from qwen_vl_grpo.footprint import Prompt
 from qwen_vl_grpo.interfaces import Generate, RewardFunction, RunCard, Sample, Task
 from qwen_vl_grpo.ledger import Bar, Every, Ledger
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
@@ -40,6 +57,8 @@ class Prepared:
     rows: Any
     held_out: list[Sample]
     warmup_rows: Any
+    recomputed: int
+    """Language layers whose activations are recomputed in the backward pass."""
 
 
 def train(config: RunConfig) -> RunCard:
@@ -54,6 +73,7 @@ def train(config: RunConfig) -> RunCard:
         card = card.model_copy(update={"tracking": tracking.start(config, card.task, run_dir)})
         log.info(arithmetic(config))
         log.info("attention %s, weights %s", card.preprocessing["attn_implementation"], card.preprocessing["dtype"])
+        log.info("gradient checkpointing (%s): %d layers are recomputed", config.gradient_checkpointing, prepared.recomputed)
         model = load_policy(config, prepared, run_dir)
         trainer = build_trainer(config, prepared, model, run_dir, ledger)
         for name, (learning, total) in policy.trainable_parts(trainer.model).items():
@@ -94,7 +114,19 @@ def prepare(config: RunConfig) -> Prepared:
     if config.warmup is not None:
         warmup_rows = dataset.load(config, task, processor, config.warmup.dataset_name, config.warmup.dataset_split)
         warmup.check(warmup_rows, config.warmup)
-    return Prepared(task, functions, weights, processor, rows, held_out, warmup_rows)
+    recomputed = recomputed_layers(config, max(rows["prompt_tokens"]))
+    return Prepared(task, functions, weights, processor, rows, held_out, warmup_rows, recomputed)
+
+
+def recomputed_layers(config: RunConfig, longest: int) -> int:
+    """How many language layers this machine makes the run recompute, for prompts of at most `longest` tokens."""
+    known, machine = shapes.of(config), hardware.detect()
+    memory = hardware.memory_gib(machine)
+    if config.gradient_checkpointing == "auto" and not machine.accelerated:
+        return 0
+    if memory is not None:  # the worst prompt is all picture
+        config = planning.settled(config, known, Prompt(text=0, pictures=1, picture_tokens=longest), memory)
+    return footprint.recomputed_layers(config, known)
 
 
 def load_policy(config: RunConfig, prepared: Prepared, run_dir: Path) -> Any:
@@ -112,13 +144,15 @@ def load_policy(config: RunConfig, prepared: Prepared, run_dir: Path) -> Any:
 def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Path, ledger: Ledger) -> VisionGRPOTrainer:
     """TRL's trainer for this config, on our engine where vLLM generates."""
     policy.forbid(model, rollouts.vision_token_ids(prepared.processor))
-    policy.recompute(model)
+    policy.recompute(model, prepared.recomputed)
+    args = grpo_config(config, prepared.processor, prepared.weights, run_dir)
+    args.gradient_checkpointing = prepared.recomputed > 0
     settings = rollouts.EngineSettings(seed=config.seed, options=engine_options(config, prepared))
     with rollouts.injected(settings) if config.use_vllm else nullcontext():
         trainer = VisionGRPOTrainer(
             model=model,
             reward_funcs=prepared.functions,
-            args=grpo_config(config, prepared.processor, prepared.weights, run_dir),
+            args=args,
             train_dataset=prepared.rows,
             processing_class=prepared.processor,
             peft_config=policy.adapter(config.lora),
@@ -168,7 +202,6 @@ def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run
         "loss_type": config.loss_type,
         "scale_rewards": config.scale_rewards,
         "reward_weights": list(weights),
-        "gradient_checkpointing": config.gradient_checkpointing,
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "save_strategy": "steps",
         "save_steps": config.save_steps or config.max_steps,
@@ -268,6 +301,7 @@ def _card(config: RunConfig, prepared: Prepared) -> RunCard:
             "min_pixels": config.data.min_pixels, "max_pixels": config.data.max_pixels,
             "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest(),
             "attn_implementation": policy.attention(config), "dtype": str(policy.weight_dtype(config)).removeprefix("torch."),
+            "layers_recomputed": prepared.recomputed,
         },
         created=registry.now(),
     )  # fmt: skip

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from docs import generate
-from qwen_vl_grpo import cli, hardware, knobs, planning, shapes
+from qwen_vl_grpo import cli, footprint, hardware, knobs, planning, shapes
 from qwen_vl_grpo import config as configs
 from qwen_vl_grpo.errors import ConfigError, HardwareError
 from qwen_vl_grpo.footprint import CONTEXT, GIB, Prompt, measure
@@ -204,3 +204,26 @@ def test_plan_exits_with_1_where_the_named_card_is_too_small(write_yaml, capsys,
     assert end.value.code == code
     cards = json.loads(capsys.readouterr().out)["cards"]
     assert [found["fits"] for found in cards] == [code == 0]
+
+
+def test_automatic_checkpointing_recomputes_no_more_layers_than_the_card_needs():
+    def layers(gib, **changes):
+        return footprint.recomputed_layers(planning.settled(documented(**changes), SEVEN, Prompt(), gib), SEVEN)
+
+    assert layers(191.7) == 0
+    assert 0 < layers(79.1) < SEVEN.layers
+    assert layers(23.5) == SEVEN.layers
+    assert layers(79.1, batch_size=4) < layers(79.1)
+    assert layers(191.7, gradient_checkpointing=True) == SEVEN.layers
+    assert layers(23.5, gradient_checkpointing=False) == 0
+    assert layers(23.5, gradient_checkpointing=1) == 1
+
+
+def test_what_automatic_checkpointing_keeps_leaves_a_share_of_the_card():
+    settled = planning.settled(documented(), SEVEN, Prompt(), 79.1)
+    one_less = settled.model_copy(update={"gradient_checkpointing": settled.gradient_checkpointing - 1})
+
+    def used(config):
+        return footprint.phases(measure(config, SEVEN, Prompt()), config, 79.1 * GIB)["backward"] / GIB
+
+    assert used(settled) <= (1 - planning.TO_SPARE) * 79.1 < used(one_less)

@@ -25,6 +25,8 @@ def held(prompt=None, known=SEVEN, **changes):
         ("qwen2_5_vl", {}),
         ("qwen3_vl", {}),
         ("qwen2_5_vl", {"gradient_checkpointing": False}),
+        ("qwen2_5_vl", {"gradient_checkpointing": 3}),
+        ("qwen3_vl", {"gradient_checkpointing": 4}),
         ("qwen2_5_vl", {"lora": {"r": 4, "vision": True}, "gradient_checkpointing": False}),
         ("qwen3_vl", {"lora": {"enabled": False}}),
     ],

@@ -44,7 +44,7 @@ def test_only_the_first_layers_are_recomputed_and_the_gradient_is_the_same(check
 def test_a_tower_that_learns_still_gets_its_gradient(checkpoint, config_of):
     config = config_of(model_name=checkpoint("qwen2_5_vl"), lora={"vision": True})
     model = policy.load_model(config)
-    policy.recompute(model)
+    policy.recompute(model, 3)
     tuned = peft.get_peft_model(model, policy.adapter(config.lora))
     tuned.gradient_checkpointing_enable({"use_reentrant": False})
     tuned.train()

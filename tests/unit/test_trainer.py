@@ -40,7 +40,7 @@ def trainer_of(checkpoint, config_of, tmp_path):
     def build(family, data, reward=length, **changes):
         config = config_of(model_name=checkpoint(family), **(SMALL | changes))
         ledgers.append(Ledger(tmp_path, config.max_steps))
-        prepared = training.Prepared(tasks.build(config.task), [reward], [1.0], policy.load_processor(config), data, [], None)
+        prepared = training.Prepared(tasks.build(config.task), [reward], [1.0], policy.load_processor(config), data, [], None, 0)
         return training.build_trainer(config, prepared, policy.load_model(config), tmp_path, ledgers[-1])
 
     yield build
