@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
+import datasets
 import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from qwen_vl_grpo.correction import importance_weights, joined, statistics
 from qwen_vl_grpo.errors import PolicyError
+from qwen_vl_grpo.pictures import OncePreprocessed, SharedRows, preprocessed_once
 from qwen_vl_grpo.rollouts import FaithfulGeneration
 
 TABLE_ROWS = 16
@@ -24,13 +27,21 @@ class VisionGRPOTrainer(GRPOTrainer):
             raise PolicyError("the processor pads on the right, which puts picture types on padded places; set padding_side to left")
         super().__init__(*arguments, **named)
         self._table_images: list[Any] = []
+        self._pictures: OncePreprocessed | None = None
         self._correction = correction
         self._to_weigh: dict[str, Any] | None = None
         self._gaps: list[tuple[torch.Tensor, torch.Tensor]] = []
 
+    def _get_dataloader(self, dataset: Any, *arguments: Any, is_training: bool = False, **named: Any) -> Any:
+        """Read a row once a generation, and not once a completion and micro-batch."""
+        rows = SharedRows(dataset) if is_training and isinstance(dataset, datasets.Dataset) else dataset
+        return super()._get_dataloader(rows, *arguments, is_training=is_training, **named)  # type: ignore[arg-type]
+
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, Any, Any]:
         """A row without pictures is [] and not None, or a batch that mixes the two fails in the processor (trl#5139)."""
         ids, images, fields = super()._tokenize_prompts(prompts)
+        if self._pictures is not None:
+            self._pictures.whole = False  # generation has what it needs, and the rest waits for the loss
         return ids, None if images is None else [row or [] for row in images], fields
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
@@ -45,11 +56,14 @@ class VisionGRPOTrainer(GRPOTrainer):
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        """Leave the importance ratio to the loss: TRL runs the policy over every sample once more to get it here."""
+        """Preprocess each picture once, and leave the importance ratio to the loss: TRL reads every sample once more for it."""
+        training = self.model.training  # type: ignore[union-attr]
+        once = preprocessed_once(self.processing_class, not self.use_vllm) if training else nullcontext(self._pictures)
         started, corrects = time.perf_counter(), self.vllm_importance_sampling_correction
         self.vllm_importance_sampling_correction = False
         try:
-            output = super()._generate_and_score_completions(inputs)
+            with once as self._pictures:
+                output = super()._generate_and_score_completions(inputs)
         finally:
             self.vllm_importance_sampling_correction = corrects
         self._metrics["train"]["rollouts/seconds/generate_and_score"].append(time.perf_counter() - started)
@@ -70,6 +84,8 @@ class VisionGRPOTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
         """Inside the loss these are the log-probabilities that the ratio needs, unless the samples are older than the step."""
+        if self._pictures is not None and named.get("pixel_values") is not None:
+            named["pixel_values"] = self._pictures.rows(named["pixel_values"])
         scored = super()._get_per_token_logps_and_entropies(*arguments, **named)
         if (inputs := self._to_weigh) is not None:
             gaps = inputs.get("old_per_token_logps", scored[0].detach()) - inputs["sampling_per_token_logps"]

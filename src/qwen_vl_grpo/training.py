@@ -166,11 +166,15 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
 
 
 def engine_options(config: RunConfig, prepared: Prepared) -> dict[str, Any]:
-    """Arguments of vLLM's LLM that follow from the run: no more pictures than the data holds, the trainer's dtype."""
+    """Arguments of vLLM's LLM that follow from the run: no more pictures than the data holds, the trainer's dtype and pixel limits.
+
+    vLLM loads a processor of its own with the limits of the model's folder, and would resize what the trainer does not.
+    """
     counts = pyarrow.compute.call_function("list_value_length", [prepared.rows.data.column("images")])
     most = max(counts.to_pylist())
     dtype = str(policy.weight_dtype(config)).removeprefix("torch.")
-    return {"limit_mm_per_prompt": {"image": max(1, most), "video": 0}, "dtype": dtype} | config.engine
+    pixels = {"min_pixels": config.data.min_pixels, "max_pixels": config.data.max_pixels}
+    return {"limit_mm_per_prompt": {"image": max(1, most), "video": 0}, "mm_processor_kwargs": pixels, "dtype": dtype} | config.engine
 
 
 def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run_dir: Path) -> GRPOConfig:

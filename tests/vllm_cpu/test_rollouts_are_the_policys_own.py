@@ -8,6 +8,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from qwen_vl_grpo import parity, rollouts
 from qwen_vl_grpo import trainer as trainer_module
 from qwen_vl_grpo.correction import importance_weights
+from qwen_vl_grpo.errors import RolloutError
 
 BOUND = 1e-5
 ONE, TWO = ((112, 112),), ((112, 112), (100, 150))
@@ -70,3 +71,19 @@ def test_the_seed_decides_the_rollouts_and_a_group_is_no_copy(trainer_of):
     assert len({tuple(answer) for answer in first}) == 4
     assert drawn(0) == first
     assert drawn(1) != first
+
+
+def test_at_another_temperature_too(trainer_of):
+    trainer, samples = trainer_of(temperature=0.7)
+    before = parity.check(trainer, samples, "before the first step")
+    trainer.train()
+    after = parity.check(trainer, samples, "after the last step")
+    gaps = [*metrics(trainer, "rollouts/logp_difference/mean"), before["parity/pictures"], after["parity/pictures"], after["parity/text"]]
+    assert len(gaps) == 6
+    assert max(gaps) < BOUND
+
+
+def test_the_gate_sees_log_probabilities_that_are_not_scaled_by_the_temperature(trainer_of):
+    trainer, samples = trainer_of(temperature=0.7, engine={"enforce_eager": True, "logprobs_mode": "raw_logprobs"})
+    with pytest.raises(RolloutError, match="look at the weight sync, then at dtype and temperature"):
+        parity.check(trainer, samples, "now")
