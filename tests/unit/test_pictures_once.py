@@ -43,7 +43,7 @@ def trainer_of(checkpoint, config_of, tmp_path):
         rows = datasets.Dataset.from_dict({"prompt": prompts, "images": images}, features=features)
         ledgers.append(Ledger(tmp_path, config.max_steps))
         functions = [lambda completions, **_: [float(len(completion[0]["content"])) for completion in completions]]
-        prepared = training.Prepared(tasks.build(config.task), functions, [1.0], policy.load_processor(config), rows, [], None)
+        prepared = training.Prepared(tasks.build(config.task), functions, [1.0], policy.load_processor(config), rows, [], None, 0)
         return training.build_trainer(config, prepared, policy.load_model(config), tmp_path, ledgers[-1])
 
     yield build
