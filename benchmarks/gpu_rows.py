@@ -56,6 +56,8 @@ def step(size: str, changes: list[str], rounds: int, each: int) -> dict[str, Any
         "published, logged": gpu_rig.logged(bare, "sampling/", "step_time"),
         "allocated at most, GiB": round(torch.cuda.max_memory_allocated() / 2**30, 1),
     }
+    gpu_rig.as_ours(trainer, prepared.recomputed)
+    (FOLDER / f"rows/profile-{size}.txt").write_text(gpu_rig.profiled(trainer), encoding="utf-8")
     return found
 
 
