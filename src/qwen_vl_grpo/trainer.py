@@ -18,6 +18,11 @@ from qwen_vl_grpo.rollouts import FaithfulGeneration
 TABLE_ROWS = 16
 """Completions kept for each table: a gallery to look at, not a copy of the run."""
 
+OF_COMPLETIONS = (
+    "completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "sampling_per_token_logps", "ref_per_token_logps",
+)  # fmt: skip
+"""What TRL gives the loss with one column a completion token."""
+
 
 class VisionGRPOTrainer(GRPOTrainer):
     """GRPO on pictures: tables that W&B accepts, no pictures sent between ranks, batches that mix pictures and text."""
@@ -71,6 +76,7 @@ class VisionGRPOTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
         """Weigh the loss by our ratio, and log once a step what the raw ratios were (trl#4772, trl#5231)."""
+        inputs = cut_to_longest(inputs)
         self._to_weigh = inputs if "sampling_per_token_logps" in inputs else None
         try:
             loss = super()._compute_loss(model, inputs)
@@ -106,6 +112,18 @@ class VisionGRPOTrainer(GRPOTrainer):
         if self.use_vllm and isinstance(self.vllm_generation, FaithfulGeneration):
             logs |= self.vllm_generation.figures()
         super().log(logs, start_time)
+
+
+def cut_to_longest(inputs: dict[str, Any]) -> dict[str, Any]:
+    """A micro-batch without the columns that are padding in each of its rows: TRL pads to the longest of the whole generation."""
+    asked, answered = inputs["prompt_mask"].any(0), inputs["completion_mask"].any(0)
+    start = int(asked.int().argmax())
+    kept = max([2, *(answered.nonzero()[-1:, 0] + 1).tolist()])  # TRL takes one column for one value a sequence
+    cut = {key: inputs[key][:, start:] for key in ("prompt_ids", "prompt_mask")}
+    cut |= {key: inputs[key][:, :kept] for key in OF_COMPLETIONS if key in inputs}
+    if "mm_token_type_ids" in inputs:
+        cut["mm_token_type_ids"] = inputs["mm_token_type_ids"][:, start : len(asked) + kept]
+    return inputs | cut
 
 
 def as_text(messages: Any) -> str:

@@ -8,6 +8,7 @@ from PIL import Image
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from qwen_vl_grpo import policy, tasks, training
+from qwen_vl_grpo import trainer as trainer_module
 from qwen_vl_grpo.errors import PolicyError
 from qwen_vl_grpo.ledger import Ledger
 from qwen_vl_grpo.trainer import TABLE_ROWS, VisionGRPOTrainer, as_text
@@ -165,3 +166,52 @@ def test_no_placeholder_is_sampled_even_from_a_policy_that_wants_to(trainer_of):
 )
 def test_a_chat_is_shown_as_one_text(messages, text):
     assert as_text(messages) == text
+
+
+def padded(inputs, left, right):
+    """The same micro-batch with more padding on either side, as the longest of another micro-batch would bring."""
+    widths = {"prompt": (left, 0), "completion": (0, right), "mm": (left, right)}
+    more = {key: torch.nn.functional.pad(inputs[key], widths[key.split("_")[0]]) for key in inputs if key.split("_")[0] in widths}
+    return inputs | more
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo", "bnpo"])
+@pytest.mark.parametrize("family", LEARNING)
+def test_a_micro_batch_is_read_without_the_padding_of_others_and_teaches_the_same(trainer_of, monkeypatch, family, loss_type):
+    trainer = trainer_of(family, rows(1, 2, 0, 1), gradient_accumulation_steps=2, loss_type=loss_type)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 2
+    inputs = trainer._prepare_inputs([trainer.train_dataset[i // 4] for i in range(16)])
+    inputs["advantages"] = torch.linspace(-1, 1, 8)
+    seen = []
+
+    def taught(batch):
+        trainer.model.zero_grad()
+        loss = trainer._compute_loss(trainer.model, batch)
+        loss.backward()
+        return torch.cat(
+            [loss.detach().flatten(), *(weight.grad.flatten() for weight in trainer.model.parameters() if weight.grad is not None)]
+        )
+
+    trainer.model.register_forward_pre_hook(lambda _, __, named: seen.append(named["input_ids"].shape[1]), with_kwargs=True)
+    cut = taught(padded(inputs, 7, 5))
+    monkeypatch.setattr(trainer_module, "cut_to_longest", lambda batch: batch)
+    whole = taught(padded(inputs, 7, 5))
+    assert seen[0] == columns_in_use(inputs)
+    assert seen[1] == inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1] + 12
+    assert whole.abs().max() > 1e-3
+    assert torch.allclose(cut, whole, atol=1e-6)
+
+
+def columns_in_use(inputs):
+    """Columns that hold a token of any row."""
+    return int(inputs["prompt_mask"].any(0).sum() + inputs["completion_mask"].any(0).sum())
+
+
+def test_a_micro_batch_without_a_single_token_to_learn_keeps_two_columns():
+    inputs = {name: torch.zeros(2, 6, dtype=torch.long) for name in ("completion_ids", "completion_mask")}
+    inputs |= {name: torch.tensor([[0, 0, 1], [0, 1, 1]]) for name in ("prompt_ids", "prompt_mask")}
+    cut = trainer_module.cut_to_longest(inputs | {"mm_token_type_ids": torch.arange(18).reshape(2, 9)})
+    assert cut["prompt_mask"].tolist() == [[0, 1], [1, 1]]
+    assert cut["completion_ids"].shape == (2, 2)
+    assert cut["mm_token_type_ids"].tolist() == [[1, 2, 3, 4], [10, 11, 12, 13]]
