@@ -246,6 +246,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _context_has_room_for_a_prompt(self) -> RunConfig:
+        if self.use_vllm and self.vllm_max_model_length is not None and self.vllm_max_model_length <= self.max_completion_length:
+            raise ValueError(
+                f"vllm_max_model_length {self.vllm_max_model_length}: is the room of prompt and completion together, and "
+                f"max_completion_length {self.max_completion_length} leaves no token for a prompt; raise the one or lower the other"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _held_out_rows_are_others(self) -> RunConfig:
         one_file = self.dataset_name.endswith((".jsonl", ".parquet"))
         if self.evaluation.dataset_split is not None and (one_file or self.evaluation.dataset_split == self.dataset_split):
