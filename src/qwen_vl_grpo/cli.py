@@ -220,8 +220,9 @@ def _refuse_early(run: Any) -> None:
             rewards.find(entry.function)
     machine = hardware.detect()
     hardware.require(run, machine)
-    if memory := hardware.memory_gib(machine):
+    if not run.allow_tight_memory and (memory := hardware.memory_gib(machine)):
         planning.refuse(run, memory)
+        planning.refuse_occupied(run, memory, *hardware.occupied(machine))
 
 
 def _load_env_file() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from qwen_vl_grpo import footprint, knobs, shapes
@@ -22,6 +22,8 @@ CARDS = {"MI300X": ("MI300X 192 GB", 191.7), "H200": ("H200 141 GB", 139.8), "H1
 """Name on the command line -> the card, and the GiB that its driver gives to a process."""
 TO_SPARE = 0.12
 """Share of a card that automatic checkpointing leaves free, since activations are estimates and memory fragments."""
+IDLE = 0.5
+"""GiB that a driver counts as used on a card that nobody uses."""
 PHASES = ("start", "generate", "score", "backward", "save")
 """start: the engine starts beside the policy; generate: it is awake; score, backward and save: it sleeps, if it may."""
 
@@ -134,6 +136,26 @@ def refuse(config: RunConfig, card_memory_gib: float) -> None:
         raise HardwareError(
             f"{where}: takes {share / GIB:.1f} of {this_card}, which do not hold {copy}; set it higher, up to {highest}, or see `grpo plan`"
         )
+
+
+def refuse_occupied(config: RunConfig, card_memory_gib: float, held_gib: float, processes: Sequence[int] = ()) -> None:
+    """Raise HardwareError in one sentence if what other processes hold of the card leaves too little for the exact counts of `refuse`."""
+    if held_gib < IDLE or _sharded(config):
+        return
+    try:
+        trainer = footprint.measure(config, shapes.of(config)).resident / GIB + CONTEXT / GIB
+    except PolicyError:
+        return
+    share = config.vllm_gpu_memory_utilization * card_memory_gib if footprint.has_engine(config) else 0.0
+    if held_gib + trainer + share <= card_memory_gib:
+        return
+    who = "another process holds" if len(processes) < 2 else "other processes hold"
+    named = f" (pid {', '.join(map(str, processes))})" if processes else ""
+    raise HardwareError(
+        f"run {config.run_id}: {who} {held_gib:.1f} of this card's {card_memory_gib:.1f} GiB{named}, and the run needs "
+        f"{trainer + share:.1f} ({trainer:.1f} for the trainer, {share:.1f} for vLLM) before it has computed anything; wait until it ends, "
+        "take another card with CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES, or set allow_tight_memory: true"
+    )
 
 
 def named(card: str) -> tuple[str, float]:

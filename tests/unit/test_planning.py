@@ -1,6 +1,7 @@
 """Covers whether a config fits a card, which knob makes it fit, and what `train` refuses before anything is loaded."""
 
 import json
+import sys
 
 import pytest
 
@@ -176,18 +177,56 @@ def test_a_sharded_launch_is_not_refused(monkeypatch, variable):
     assert planning.refuse(documented(), 20.0) is None
 
 
+OCCUPIED = {
+    # what others hold, who, the config, what is said
+    "one": (30.0, (4711,), {}, r"another process holds 30\.0 of this card's 79\.1 GiB \(pid 4711\), and the run needs 71\.9 \("),
+    "two": (30.0, (1, 22), {}, r"other processes hold 30\.0 .* \(pid 1, 22\)"),
+    "a container hides who": (30.0, (), {}, r"another process holds 30\.0 of this card's 79\.1 GiB, and"),
+    "no engine": (70.0, (), {"use_vllm": False}, r"the run needs 16\.5 \(16\.5 for the trainer, 0\.0 for vLLM\)"),
+}
+
+
+@pytest.mark.parametrize("case", OCCUPIED)
+def test_a_card_that_another_process_fills_is_refused_in_one_sentence(case):
+    held, processes, changes, said = OCCUPIED[case]
+    config = documented(**changes)
+    with pytest.raises(HardwareError, match=said) as error:
+        planning.refuse_occupied(config, H100, held, processes)
+    assert "\n" not in str(error.value)
+    needs = 71.9 if config.use_vllm else 16.5
+    assert planning.refuse_occupied(config, H100, H100 - needs - 0.1, processes) is None
+
+
+def test_what_an_idle_card_holds_is_no_other_process():
+    assert planning.refuse_occupied(documented(vllm_gpu_memory_utilization=0.99), H100, 0.4) is None
+
+
 @pytest.fixture
 def on_a_gpu(monkeypatch):
     """A machine with a GPU and vLLM, as far as the early refusals look."""
     monkeypatch.setattr(hardware, "detect", lambda: Hardware("cuda", 1, "NVIDIA L4", 8))
     monkeypatch.setattr(hardware, "require", lambda config, machine: None)
     monkeypatch.setattr(hardware, "memory_gib", lambda machine: 22.0)
+    monkeypatch.setattr(hardware, "occupied", lambda machine: (21.0, (7,)))
 
 
 def test_train_refuses_the_share_before_the_model_loads(on_a_gpu, write_yaml):
     with pytest.raises(SystemExit) as end:
         cli.main(["train", "--config", str(write_yaml("run_id: too-much\n"))])
     assert str(end.value).startswith("error: run too-much: vllm_gpu_memory_utilization 0.7: no share of this card's 22.0 GiB is enough")
+
+
+def test_train_refuses_a_card_that_another_run_fills_before_the_model_loads(on_a_gpu, write_yaml):
+    small = "run_id: second\nmodel_name: Qwen/Qwen3-VL-2B-Instruct\nvllm_gpu_memory_utilization: 0.5\n"
+    with pytest.raises(SystemExit) as end:
+        cli.main(["train", "--config", str(write_yaml(small))])
+    assert str(end.value).startswith("error: run second: another process holds 21.0 of this card's 22.0 GiB (pid 7), and the run needs")
+
+
+def test_a_refusal_for_memory_can_be_overruled(on_a_gpu, write_yaml, monkeypatch):
+    monkeypatch.setattr(hardware, "quiet_libraries", lambda: sys.exit("past the refusals"))
+    with pytest.raises(SystemExit, match="past the refusals"):
+        cli.main(["train", "--config", str(write_yaml("run_id: stubborn\n")), "--set", "allow_tight_memory=true"])
 
 
 def test_plan_shows_the_card_of_this_machine(on_a_gpu, write_yaml, capsys):
