@@ -138,6 +138,21 @@ def refuse(config: RunConfig, card_memory_gib: float) -> None:
         )
 
 
+def refuse_tight(config: RunConfig, card_memory_gib: float, longest: int) -> None:
+    """Raise HardwareError in one sentence if a run whose prompts hold at most `longest` tokens does not fit by the estimates too.
+
+    The prompt counts as all text, the least that it can cost, since a run that would have fitted must not be refused.
+    """
+    if _sharded(config):
+        return
+    fit = plan(config, [("this card", card_memory_gib)], Prompt(text=longest, pictures=0)).cards[0]
+    if not fit.fits:
+        raise HardwareError(
+            f"run {config.run_id}: does not fit this card's {card_memory_gib:.1f} GiB by `grpo plan`, with prompts of up to {longest} "
+            f"tokens: {fit.reason}; {_advice(fit)}, or set allow_tight_memory: true to try anyway"
+        )
+
+
 def refuse_occupied(config: RunConfig, card_memory_gib: float, held_gib: float, processes: Sequence[int] = ()) -> None:
     """Raise HardwareError in one sentence if what other processes hold of the card leaves too little for the exact counts of `refuse`."""
     if held_gib < IDLE or _sharded(config):
@@ -205,8 +220,12 @@ def _remarks(card: Fit) -> list[str]:
         cache = f"; KV cache: {card.kv_tokens:,} tokens, {card.kv_sequences:,} full-length sequences at once" if card.kv_tokens else ""
         spare = f"    {card.gib - max(card.phases.values()):.1f} to spare"
         return [f"{spare}; {card.recomputed} layers recomputed in the backward pass{cache}"]
+    return [f"    {card.reason}", f"    {_advice(card)}"]
+
+
+def _advice(card: Fit) -> str:
     turned = " ".join(f"--set {key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in card.knobs.items())
-    return [f"    {card.reason}", f"    turn first: {turned}" if turned else "    no knob is enough: take a smaller model or several cards"]
+    return f"turn first: {turned}" if turned else "no knob is enough: take a smaller model or several cards"
 
 
 def _sharded(config: RunConfig) -> bool:

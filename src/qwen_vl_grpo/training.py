@@ -124,7 +124,11 @@ def prepare(config: RunConfig) -> Prepared:
     if config.warmup is not None:
         warmup_rows = dataset.load(config, task, processor, config.warmup.dataset_name, config.warmup.dataset_split)
         warmup.check(warmup_rows, config.warmup)
-    recomputed = recomputed_layers(config, max(rows["prompt_tokens"]))
+    longest = max(rows["prompt_tokens"])
+    memory = hardware.memory_gib(hardware.detect())
+    if memory is not None and not config.allow_tight_memory:
+        planning.refuse_tight(config, memory, longest)
+    recomputed = recomputed_layers(config, longest)
     return Prepared(task, functions, weights, processor, rows, held_out, warmup_rows, recomputed)
 
 

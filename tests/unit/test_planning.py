@@ -177,6 +177,48 @@ def test_a_sharded_launch_is_not_refused(monkeypatch, variable):
     assert planning.refuse(documented(), 20.0) is None
 
 
+TIGHT = {
+    # the config, the longest prompt, what is said
+    "an engine that stays awake": (
+        {"vllm_enable_sleep_mode": False, "vllm_gpu_memory_utilization": 0.75},
+        4096,
+        r"backward takes \d+\.\d GiB; turn first: --set ",
+    ),
+    "an engine that sleeps": (
+        {"vllm_gpu_memory_utilization": 0.79},
+        512,
+        r"generate takes 8\d\.\d GiB; turn first: --set vllm_gpu",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TIGHT)
+def test_what_does_not_fit_by_the_estimates_is_refused_with_the_knob_to_turn(case):
+    changes, longest, said = TIGHT[case]
+    config = documented(**changes)
+    assert planning.refuse(config, H100) is None  # by the exact counts alone it could be
+    with pytest.raises(HardwareError, match=said) as error:
+        planning.refuse_tight(config, H100, longest)
+    assert "\n" not in str(error.value)
+    turned = str(error.value).split("turn first: ")[1].split(", or set")[0].replace("--set ", "").split()
+    raw = {"run_id": "unit"} | changes
+    for key, _, value in (change.partition("=") for change in turned):
+        raw[key] = json.loads(value)
+    assert planning.refuse_tight(configs.check(raw), H100, longest) is None
+
+
+@pytest.mark.parametrize(("run", "card", "changes", "text", "measured"), generate.MEASURED)
+def test_what_has_run_is_not_refused(run, card, changes, text, measured):
+    config, gib = configs.check({"run_id": "measured", "data": {"max_pixels": 448 * 448}} | changes), planning.CARDS[card][1]
+    assert planning.refuse(config, gib) is None
+    assert planning.refuse_tight(config, gib, text + 256) is None
+
+
+def test_the_documented_run_fits_the_cards_that_it_was_written_for():
+    for gib in (H100, planning.CARDS["H200"][1], planning.CARDS["MI300X"][1]):
+        assert planning.refuse_tight(documented(), gib, 1500) is None
+
+
 OCCUPIED = {
     # what others hold, who, the config, what is said
     "one": (30.0, (4711,), {}, r"another process holds 30\.0 of this card's 79\.1 GiB \(pid 4711\), and the run needs 71\.9 \("),
