@@ -160,7 +160,9 @@ picture of `data.max_pixels`; `--text_tokens` and `--pictures` change that. Wher
 it does, alone and then together: the engine's share, its context, smaller micro-steps and more of them, gradient checkpointing, sleep mode,
 LoRA, 4 bits, shorter completions, smaller pictures.
 
-`grpo train` refuses a share that cannot fit beside the trainer, by the exact counts, before the model is loaded.
+`grpo train` refuses, before the model is loaded, a share that cannot fit beside the trainer and a card that another process fills, by the
+exact counts; and once the rows are read, what by the estimates does not fit with the longest of their prompts, which counts as all text
+there. `allow_tight_memory: true` overrules all three.
 """
 
 

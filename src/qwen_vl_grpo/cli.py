@@ -202,9 +202,9 @@ def main(arguments: list[str] | None = None) -> None:
     except GrpoError as error:
         if "--debug" in arguments:
             raise
-        sys.exit(f"error: {' '.join(str(error).split())}")
-    except SystemExit as end:  # typer turns Ctrl-C into it
-        if end.code == 130:
+        sys.exit(f"error: {' '.join('; '.join([str(error), *getattr(error, '__notes__', [])]).split())}")
+    except SystemExit as end:  # typer turns Ctrl-C into it, and a run SIGTERM
+        if end.code in (130, 143):
             print("interrupted", file=sys.stderr)
         raise
 
@@ -220,8 +220,9 @@ def _refuse_early(run: Any) -> None:
             rewards.find(entry.function)
     machine = hardware.detect()
     hardware.require(run, machine)
-    if memory := hardware.memory_gib(machine):
+    if not run.allow_tight_memory and (memory := hardware.memory_gib(machine)):
         planning.refuse(run, memory)
+        planning.refuse_occupied(run, memory, *hardware.occupied(machine))
 
 
 def _load_env_file() -> None:

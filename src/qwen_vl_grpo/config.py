@@ -198,6 +198,8 @@ class RunConfig(Section):
     gradient_checkpointing: bool | Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Language layers whose activations are computed again in the backward pass, for less memory and more time: `auto` takes as few
     as the plan says this card needs (none on a CPU), true all, false none, a number so many."""
+    allow_tight_memory: bool = False
+    """Start although the plan says that the card's memory is not enough, or that another process holds what the run needs."""
     allow_biased_sampling: bool = False
     """Let `trl:` set top_p, top_k or min_p, although the trainer's ratios are then biased."""
     save_steps: int | None = Field(default=None, ge=1)
@@ -243,6 +245,15 @@ class RunConfig(Section):
                     f"trl.{key}: a truncated sampler renormalises its probabilities and the trainer does not, so every ratio is biased; "
                     "remove it, or set allow_biased_sampling: true"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _context_has_room_for_a_prompt(self) -> RunConfig:
+        if self.use_vllm and self.vllm_max_model_length is not None and self.vllm_max_model_length <= self.max_completion_length:
+            raise ValueError(
+                f"vllm_max_model_length {self.vllm_max_model_length}: is the room of prompt and completion together, and "
+                f"max_completion_length {self.max_completion_length} leaves no token for a prompt; raise the one or lower the other"
+            )
         return self
 
     @model_validator(mode="after")
@@ -305,7 +316,7 @@ ENGINE_KEYS = {
 }
 """Arguments of vLLM's LLM that a key of ours sets -> that key; `engine:` may not repeat them."""
 
-HARMLESS_KEYS = ("max_steps", "save_steps", "logging_steps", "tracking")
+HARMLESS_KEYS = ("max_steps", "save_steps", "logging_steps", "tracking", "allow_tight_memory")
 """Keys that may differ between a run and its resumption."""
 
 

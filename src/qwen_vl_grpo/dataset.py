@@ -8,16 +8,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import datasets
 from PIL import Image
+from transformers import AutoConfig
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from trl.data_utils import prepare_multimodal_messages
 
 from qwen_vl_grpo.config import RunConfig
-from qwen_vl_grpo.errors import DataError
+from qwen_vl_grpo.errors import ConfigError, DataError
 from qwen_vl_grpo.interfaces import Sample, Task
 
 Rows = list[dict[str, Any]]
@@ -114,9 +116,22 @@ def _sample(
 
 
 def context_length(config: RunConfig, processor: Any) -> int | None:
-    """Tokens that prompt and completion may take together."""
-    limit = config.vllm_max_model_length or processor.tokenizer.model_max_length
+    """Tokens that prompt and completion may take together; raises ConfigError for an engine's context that the model does not have.
+
+    vLLM refuses such a context too, minutes later.
+    """
+    own = min(processor.tokenizer.model_max_length, positions(config.model_name, config.model_revision))
+    asked = config.vllm_max_model_length
+    if config.use_vllm and asked is not None and asked > own and "hf_overrides" not in config.engine:
+        raise ConfigError(f"vllm_max_model_length {asked}: {config.model_name} holds {own} tokens; set it to {own} or less")
+    limit = asked or own
     return limit if limit < 10**9 else None
+
+
+@cache
+def positions(model_name: str, revision: str | None) -> int:
+    """Tokens that the model's config says it can place."""
+    return AutoConfig.from_pretrained(model_name, revision=revision).get_text_config().max_position_embeddings
 
 
 def fit(image: Image.Image, processor: Any, config: RunConfig) -> Image.Image:

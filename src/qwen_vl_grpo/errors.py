@@ -29,6 +29,10 @@ class RolloutError(GrpoError):
     """The rollouts are not the policy's own, so training on them would be wrong."""
 
 
+class EngineError(GrpoError):
+    """vLLM broke down, at its start or in the middle of a run."""
+
+
 class HardwareError(GrpoError):
     """This machine lacks something that the run needs."""
 

@@ -6,17 +6,22 @@ import glob
 import importlib.util
 import os
 import platform
+import re
 import subprocess
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+from packaging.version import Version
+
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import HardwareError
 
 ROCM_MEMORY = "/sys/class/drm/card*/device/mem_info_vram_total"
-"""Where the amdgpu driver tells the bytes of a card's memory."""
+"""Where the amdgpu driver tells the bytes of a card's memory; mem_info_vram_used stands beside it."""
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,48 @@ def require(config: RunConfig, machine: Hardware) -> None:
             f"run {config.run_id}: use_vllm is set and vLLM is not installed here; run where it is (vLLM 0.22 to 0.31), "
             "or set use_vllm: false"
         )
+    if misfit := vllm_misfit():
+        raise HardwareError(f"run {config.run_id}: {misfit}, or set use_vllm: false")
+    if config.vllm_enable_sleep_mode and (variable := expandable_segments()):
+        raise HardwareError(
+            f"run {config.run_id}: {variable}={os.environ[variable]} turns expandable segments on, and vLLM's sleep mode cannot free "
+            f"memory that lies in them (vllm#40812); unset {variable}, or set vllm_enable_sleep_mode: false"
+        )
+
+
+def vllm_misfit() -> str:
+    """What is wrong with the installed vLLM, and what to do: a version that TRL does not know, or one that was built for another torch.
+
+    Read from the packages' metadata, so nothing is imported. A build that tells no version or no exact torch, as builds from source
+    may, is let through.
+    """
+    vllm = _vllm()
+    if vllm is None:
+        return ""
+    installed = Version(vllm.version)
+    accepted = _required(metadata.requires("trl") or [], "vllm", extra="vllm")
+    untagged = installed.is_devrelease and installed.release[:2] == (0, 1)
+    if accepted and not untagged and not accepted.specifier.contains(installed.base_version):
+        lowest, highest = sorted((bound.version for bound in accepted.specifier), key=Version)
+        return f"vLLM {installed} is installed and TRL {metadata.version('trl')} works with {lowest} to {highest}; install one of these"
+    built_for = _required(vllm.requires or [], "torch")
+    exact = [bound.version for bound in built_for.specifier if bound.operator == "==" and "*" not in bound.version] if built_for else []
+    torch = metadata.version("torch")
+    if exact and Version(exact[0]).release != Version(torch).release:
+        wanted = Version(exact[0]).public
+        return (
+            f"vLLM {installed} was built for torch {wanted} and torch {torch} is installed, so its kernels do not load; install "
+            f"torch {wanted}, or the vLLM that was built for torch {Version(torch).public}"
+        )
+    return ""
+
+
+def expandable_segments() -> str:
+    """The variable that turns torch's expandable segments on, if one does: vLLM's memory pools cannot be in them."""
+    for variable in ALLOCATOR_VARIABLES:
+        if re.search(r"\bexpandable_segments\s*:\s*(true|1)\b", os.environ.get(variable, ""), re.IGNORECASE):
+            return variable
+    return ""
 
 
 def memory_gib(machine: Hardware) -> float | None:
@@ -70,6 +117,24 @@ def memory_gib(machine: Hardware) -> float | None:
         sizes = [int(Path(path).read_text()) for path in glob.glob(ROCM_MEMORY)]
         return max(sizes) / 2**30 if sizes else None
     return None
+
+
+def occupied(machine: Hardware) -> tuple[float, tuple[int, ...]]:
+    """GiB that others hold of this process's card, and their process ids as far as the driver tells them; ask before torch does."""
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if machine.kind == "cuda":
+        seen = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+        card = seen[rank] if rank < len(seen) else str(rank)
+        used = next(iter(_nvidia_smi("--query-gpu=memory.used", card)), "")
+        processes = _nvidia_smi("--query-compute-apps=pid", card)
+        return int(used) / 1024 if used.isdigit() else 0.0, tuple(int(line) for line in processes if line.isdigit())
+    if machine.kind == "rocm":
+        cards = sorted(glob.glob(ROCM_MEMORY), key=lambda path: [int(digits) for digits in re.findall(r"\d+", path)])
+        seen = [part.strip() for part in os.environ.get("HIP_VISIBLE_DEVICES", "").split(",") if part.strip().isdigit()]
+        number = int(seen[rank]) if rank < len(seen) else rank
+        if number < len(cards):
+            return int(Path(cards[number]).with_name("mem_info_vram_used").read_text()) / 2**30, ()
+    return 0.0, ()
 
 
 def describe(machine: Hardware) -> dict[str, Any]:
@@ -109,23 +174,40 @@ def _visible(nodes: int, variable: str) -> int:
 
 
 def _nvidia_name() -> str:
-    return next(iter(_nvidia_smi("name")), "NVIDIA GPU")
+    return next(iter(_nvidia_smi("--query-gpu=name")), "NVIDIA GPU")
 
 
 def _nvidia_memory_gib() -> float | None:
     """The total less what the driver reserves: that is the total that CUDA and vLLM see."""
     sizes = []
-    for line in _nvidia_smi("memory.total,memory.reserved"):
+    for line in _nvidia_smi("--query-gpu=memory.total,memory.reserved"):
         total, _, reserved = line.partition(",")
         if total.strip().isdigit():
             sizes.append(int(total) - (int(reserved) if reserved.strip().isdigit() else 0))
     return max(sizes) / 1024 if sizes else None
 
 
-def _nvidia_smi(query: str) -> list[str]:
+def _vllm() -> metadata.Distribution | None:
+    """The installed package that brings the module vllm: vllm itself, or a build under another name."""
+    try:
+        return metadata.distribution("vllm")
+    except metadata.PackageNotFoundError:
+        names = metadata.packages_distributions().get("vllm")  # slow: reads every package's list of files
+        return metadata.distribution(names[0]) if names else None
+
+
+def _required(lines: list[str], name: str, extra: str = "") -> Requirement | None:
+    """A package's requirement of another, by its metadata on this machine."""
+    for requirement in map(Requirement, lines):
+        if requirement.name == name and (requirement.marker is None or requirement.marker.evaluate({"extra": extra})):
+            return requirement
+    return None
+
+
+def _nvidia_smi(query: str, card: str | None = None) -> list[str]:
     """One line for each visible device, memory in MiB; nothing where the tool is missing or fails."""
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", *([f"--id={seen}"] if seen else [])]
+    seen = card or os.environ.get("CUDA_VISIBLE_DEVICES")
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", *([f"--id={seen}"] if seen else [])]
     try:
         listing = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from qwen_vl_grpo import footprint, knobs, shapes
@@ -22,6 +22,8 @@ CARDS = {"MI300X": ("MI300X 192 GB", 191.7), "H200": ("H200 141 GB", 139.8), "H1
 """Name on the command line -> the card, and the GiB that its driver gives to a process."""
 TO_SPARE = 0.12
 """Share of a card that automatic checkpointing leaves free, since activations are estimates and memory fragments."""
+IDLE = 0.5
+"""GiB that a driver counts as used on a card that nobody uses."""
 PHASES = ("start", "generate", "score", "backward", "save")
 """start: the engine starts beside the policy; generate: it is awake; score, backward and save: it sleeps, if it may."""
 
@@ -136,6 +138,41 @@ def refuse(config: RunConfig, card_memory_gib: float) -> None:
         )
 
 
+def refuse_tight(config: RunConfig, card_memory_gib: float, longest: int) -> None:
+    """Raise HardwareError in one sentence if a run whose prompts hold at most `longest` tokens does not fit by the estimates too.
+
+    The prompt counts as all text, the least that it can cost, since a run that would have fitted must not be refused.
+    """
+    if _sharded(config):
+        return
+    fit = plan(config, [("this card", card_memory_gib)], Prompt(text=longest, pictures=0)).cards[0]
+    if not fit.fits:
+        raise HardwareError(
+            f"run {config.run_id}: does not fit this card's {card_memory_gib:.1f} GiB by `grpo plan`, with prompts of up to {longest} "
+            f"tokens: {fit.reason}; {_advice(fit)}, or set allow_tight_memory: true to try anyway"
+        )
+
+
+def refuse_occupied(config: RunConfig, card_memory_gib: float, held_gib: float, processes: Sequence[int] = ()) -> None:
+    """Raise HardwareError in one sentence if what other processes hold of the card leaves too little for the exact counts of `refuse`."""
+    if held_gib < IDLE or _sharded(config):
+        return
+    try:
+        trainer = footprint.measure(config, shapes.of(config)).resident / GIB + CONTEXT / GIB
+    except PolicyError:
+        return
+    share = config.vllm_gpu_memory_utilization * card_memory_gib if footprint.has_engine(config) else 0.0
+    if held_gib + trainer + share <= card_memory_gib:
+        return
+    who = "another process holds" if len(processes) < 2 else "other processes hold"
+    named = f" (pid {', '.join(map(str, processes))})" if processes else ""
+    raise HardwareError(
+        f"run {config.run_id}: {who} {held_gib:.1f} of this card's {card_memory_gib:.1f} GiB{named}, and the run needs "
+        f"{trainer + share:.1f} ({trainer:.1f} for the trainer, {share:.1f} for vLLM) before it has computed anything; wait until it ends, "
+        "take another card with CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES, or set allow_tight_memory: true"
+    )
+
+
 def named(card: str) -> tuple[str, float]:
     """A card by the name in CARDS, or by its GiB; raises ConfigError."""
     for name, known in CARDS.items():
@@ -183,8 +220,12 @@ def _remarks(card: Fit) -> list[str]:
         cache = f"; KV cache: {card.kv_tokens:,} tokens, {card.kv_sequences:,} full-length sequences at once" if card.kv_tokens else ""
         spare = f"    {card.gib - max(card.phases.values()):.1f} to spare"
         return [f"{spare}; {card.recomputed} layers recomputed in the backward pass{cache}"]
+    return [f"    {card.reason}", f"    {_advice(card)}"]
+
+
+def _advice(card: Fit) -> str:
     turned = " ".join(f"--set {key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in card.knobs.items())
-    return [f"    {card.reason}", f"    turn first: {turned}" if turned else "    no knob is enough: take a smaller model or several cards"]
+    return f"turn first: {turned}" if turned else "no knob is enough: take a smaller model or several cards"
 
 
 def _sharded(config: RunConfig) -> bool:

@@ -26,7 +26,7 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration, extract_logprobs
 from trl.trainer import grpo_trainer
 
-from qwen_vl_grpo.errors import HardwareError, RolloutError
+from qwen_vl_grpo.errors import EngineError, GrpoError, HardwareError, RolloutError
 
 log = logging.getLogger("qwen_vl_grpo")
 
@@ -42,6 +42,18 @@ class EngineSettings:
     options: dict[str, Any] = field(default_factory=dict)
     moment: Callable[[], int] = lambda: 0
     """The optimizer step, so that a resumed run samples as the uninterrupted one would."""
+
+
+@contextmanager
+def engine_errors(when: str) -> Iterator[None]:
+    """Say in one sentence that vLLM broke down, and when: what it raises has many types, and some tell nothing by themselves."""
+    try:
+        yield
+    except GrpoError:
+        raise
+    except Exception as error:
+        told = " ".join(str(error).split())[:200]
+        raise EngineError(f"vLLM broke down while {when}: {type(error).__name__}{': ' if told else ''}{told}") from error
 
 
 class FaithfulGeneration(VLLMGeneration):
@@ -61,6 +73,7 @@ class FaithfulGeneration(VLLMGeneration):
         """Whether this process alone runs the engine: the generation is then ours, and the seed decides it."""
         return self.mode == "colocate" and self.tensor_parallel_size == 1
 
+    @engine_errors("it started")
     def _init_vllm(self) -> None:
         """Hand our options to the engine (trl#3788), and find out whether sleep mode frees memory on this machine."""
         self._measure("before the engine")
@@ -93,6 +106,7 @@ class FaithfulGeneration(VLLMGeneration):
         log.warning("sleep mode frees nothing on this machine, so the engine stays awake; on ROCm it needs vLLM 0.25.0 or newer")
         self.enable_sleep_mode = self._llm_weights_sleeping = False
 
+    @engine_errors("it took the policy's weights")
     def sync_weights(self) -> None:
         """Give the engine the policy's weights in one pass, and drop what it remembers of the old ones.
 
@@ -116,6 +130,7 @@ class FaithfulGeneration(VLLMGeneration):
             return merged_weights(self.model)
         return super()._iter_named_params()
 
+    @engine_errors("it generated")
     def generate(self, prompts: list[list[int]], images: list[Any] | None, num_generations: int, profiler: Any = None) -> tuple[Any, ...]:
         """Answer prompts whose pictures are expanded, as the trainer has them: trl#6294, trl#6401.
 
@@ -182,6 +197,7 @@ class FaithfulGeneration(VLLMGeneration):
         finally:
             self.max_completion_length, self.pinned = longest, None
 
+    @engine_errors("it woke")
     def _wake(self, what: str) -> None:
         """Wake a part of the engine; if memory is short, give the trainer's cache back and try once more (vllm#36651)."""
         torch.cuda.empty_cache()

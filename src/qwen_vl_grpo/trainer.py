@@ -8,6 +8,8 @@ from typing import Any
 
 import datasets
 import torch
+from peft import PeftModel
+from transformers import AutoModelForImageTextToText
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from qwen_vl_grpo.correction import importance_weights, joined, statistics
@@ -98,6 +100,16 @@ class VisionGRPOTrainer(GRPOTrainer):
             inputs["importance_sampling_ratio"] = importance_weights(self._correction, gaps, inputs["completion_mask"])
             self._gaps.append((gaps, inputs["completion_mask"]))
         return scored
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Read a whole model as from_pretrained does: transformers 5.17 saves it under the published names of its weights, and on
+        resuming passes over every name that is not the module's own, so that the run would go on from the untrained weights.
+        """
+        model = model or self.model
+        if isinstance(model, PeftModel) or self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+        saved = AutoModelForImageTextToText.from_pretrained(resume_from_checkpoint, dtype=model.dtype)
+        model.load_state_dict(saved.state_dict())
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Trim the table to the first rows of the last batch, which are this rank's own, and add their pictures."""

@@ -41,6 +41,7 @@ from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.footprint import Prompt
 from qwen_vl_grpo.interfaces import Generate, RewardFunction, RunCard, Sample, Task
 from qwen_vl_grpo.ledger import Bar, Every, Ledger
+from qwen_vl_grpo.rescue import Rescue, Terminated
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
 
 log = logging.getLogger("qwen_vl_grpo")
@@ -68,27 +69,36 @@ def train(config: RunConfig) -> RunCard:
     card = _card(config, prepared)
     registry.write(card, run_dir)
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
-    ledger = Ledger(run_dir, config.max_steps)
+    ledger, rescue = Ledger(run_dir, config.max_steps), Rescue()
     try:
+        rescue.listen()
         card = card.model_copy(update={"tracking": tracking.start(config, card.task, run_dir)})
         log.info(arithmetic(config))
         log.info("attention %s, weights %s", card.preprocessing["attn_implementation"], card.preprocessing["dtype"])
         log.info("gradient checkpointing (%s): %d layers are recomputed", config.gradient_checkpointing, prepared.recomputed)
         model = load_policy(config, prepared, run_dir)
         trainer = build_trainer(config, prepared, model, run_dir, ledger)
+        rescue.watch(trainer)
         for name, (learning, total) in policy.trainable_parts(trainer.model).items():
             log.info("%s: %s of %s weights learn", name, f"{learning:,}", f"{total:,}")
         card.metrics |= _train_and_score(config, prepared, trainer, ledger)
         card = _finish(card, config, trainer, run_dir)
         registry.write(card, run_dir)
     except BaseException as error:
-        state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        state = "interrupted" if isinstance(error, KeyboardInterrupt | Terminated) else "failed"
         stopped = {"state": state, "error": f"{type(error).__name__}: {error}", "finished": registry.now()}
+        if checkpoint := rescue.keep():
+            stopped |= _kept(config, run_dir, checkpoint)
+            kept = f"step {checkpoint.split('-')[1]} of {config.max_steps} is kept in {run_dir / checkpoint}"
+            error.add_note(kept)
+            if state == "interrupted":
+                log.info(kept)
         registry.write(card.model_copy(update=stopped), run_dir)
         raise
     finally:
         tracking.finish()
         ledger.close()
+        rescue.release()
     return card
 
 
@@ -114,7 +124,11 @@ def prepare(config: RunConfig) -> Prepared:
     if config.warmup is not None:
         warmup_rows = dataset.load(config, task, processor, config.warmup.dataset_name, config.warmup.dataset_split)
         warmup.check(warmup_rows, config.warmup)
-    recomputed = recomputed_layers(config, max(rows["prompt_tokens"]))
+    longest = max(rows["prompt_tokens"])
+    memory = hardware.memory_gib(hardware.detect())
+    if memory is not None and not config.allow_tight_memory:
+        planning.refuse_tight(config, memory, longest)
+    recomputed = recomputed_layers(config, longest)
     return Prepared(task, functions, weights, processor, rows, held_out, warmup_rows, recomputed)
 
 
@@ -312,12 +326,15 @@ def _card(config: RunConfig, prepared: Prepared) -> RunCard:
 
 
 def _finish(card: RunCard, config: RunConfig, trainer: VisionGRPOTrainer, run_dir: Path) -> RunCard:
-    checkpoint = run_dir / f"checkpoint-{trainer.state.global_step}"
     if torch.cuda.is_available():
         card.metrics["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
-    files = registry.hash_files(run_dir, checkpoint.name) | (registry.hash_files(run_dir, "warmup") if config.warmup else {})
-    finished = {"state": "finished", "finished": registry.now(), "checkpoint": checkpoint.name, "checkpoint_files": files}
-    return card.model_copy(update=finished)
+    finished = {"state": "finished", "finished": registry.now()}
+    return card.model_copy(update=finished | _kept(config, run_dir, f"checkpoint-{trainer.state.global_step}"))
+
+
+def _kept(config: RunConfig, run_dir: Path, checkpoint: str) -> dict[str, Any]:
+    files = registry.hash_files(run_dir, checkpoint) | (registry.hash_files(run_dir, "warmup") if config.warmup else {})
+    return {"checkpoint": checkpoint, "checkpoint_files": files}
 
 
 def _line(scores: dict[str, Any]) -> str:

@@ -1,28 +1,35 @@
-"""Covers a run that is stopped or fails on the way: the exit code, and what its card says afterwards."""
+"""Covers a run that is stopped or fails on the way: the exit code, what is kept, and what its card says afterwards."""
 
 import signal
 import time
 
+import pytest
 
-def test_a_run_that_is_interrupted_says_so(workshop, refused):
-    process = workshop.start("-m", "qwen_vl_grpo", "train", "--config", workshop.config("stopped", max_steps=100_000))
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_stopped_says_so_and_keeps_its_last_step(workshop, number, code):
+    run_id = f"stopped-{number.name}"
+    process = workshop.start("-m", "qwen_vl_grpo", "train", "--config", workshop.config(run_id, max_steps=100_000))
     try:
-        metrics = workshop.run_dir("stopped") / "metrics.jsonl"
+        metrics = workshop.run_dir(run_id) / "metrics.jsonl"
         deadline = time.monotonic() + 120
         while not metrics.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         assert process.poll() is None, process.communicate()[1]
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130
-    assert errors.splitlines()[-1] == "interrupted"
-    assert "Traceback" not in errors
-    card = workshop.card("stopped")
-    assert (card["state"], card["checkpoint"]) == ("interrupted", None)
+    assert process.returncode == code, errors
+    card = workshop.card(run_id)
+    assert card["state"] == "interrupted"
     assert card["finished"]
-    assert "has no checkpoint (state: interrupted)" in refused(workshop.infer("--run_id", "stopped", "--prompt", "Why?"))
+    step = workshop.metrics(run_id)[-1]["step"]
+    assert card["checkpoint"] == f"checkpoint-{step}"
+    assert errors.splitlines()[-2:] == [f"step {step} of 100000 is kept in runs/{run_id}/checkpoint-{step}", "interrupted"]
+    assert "Traceback" not in errors
+    answered = workshop.infer("--run_id", run_id, "--prompt", "Why?")
+    assert answered.returncode == 0, answered.stderr
 
 
 def test_a_reward_that_breaks_on_the_way_ends_the_run_as_failed(workshop, refused):
@@ -32,3 +39,20 @@ def test_a_reward_that_breaks_on_the_way_ends_the_run_as_failed(workshop, refuse
     card = workshop.card("broke")
     assert (card["state"], card["checkpoint"]) == ("failed", None)
     assert "returned 1 scores for 8 completions" in card["error"]
+
+
+TIRES = """\
+calls = []
+def tires(completions, **_):
+    calls.append(1)
+    return [float(len(calls))] * (len(completions) - len(calls) // 3)
+"""
+
+
+def test_a_reward_that_breaks_after_a_step_leaves_that_step(workshop, refused):
+    (workshop.folder / "tires.py").write_text(TIRES, encoding="utf-8")
+    said = refused(workshop.train("tired", rewards=[{"function": "tires.py:tires"}]))
+    assert "reward tires: returned 7 scores for 8 completions" in said
+    assert said.endswith("; step 2 of 3 is kept in runs/tired/checkpoint-2")
+    card = workshop.card("tired")
+    assert (card["state"], card["checkpoint"]) == ("failed", "checkpoint-2")

@@ -124,3 +124,9 @@ def test_a_missing_file_is_named(tmp_path):
 def test_a_missing_run_id_is_asked_for(write_yaml):
     with pytest.raises(ConfigError, match="run_id is missing; add it"):
         configs.load(write_yaml("seed: 1\n"))
+
+
+def test_a_context_without_room_for_a_prompt_is_refused():
+    with pytest.raises(ConfigError, match=r"vllm_max_model_length 512: .* max_completion_length 512 leaves no token for a prompt"):
+        configs.check({"run_id": "unit", "vllm_max_model_length": 512, "max_completion_length": 512})
+    assert configs.check({"run_id": "unit", "vllm_max_model_length": 513, "max_completion_length": 512})

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 
 import pyarrow
 import pyarrow.parquet
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 
 from qwen_vl_grpo import dataset, policy, tasks
-from qwen_vl_grpo.errors import DataError
+from qwen_vl_grpo.errors import ConfigError, DataError
 
 GOOD = {"id": "7", "image": "red.png", "question": "Which colour is this?", "answer": "red"}
 
@@ -25,10 +26,10 @@ def folder(tmp_path):
 def load(folder, checkpoint, config_of):
     """Write rows as JSON Lines (unless told otherwise) and load them for Qwen2.5-VL."""
 
-    def read(*rows, name=None, split="train", **changes):
+    def read(*rows, name=None, split="train", model=None, **changes):
         if rows:
             (folder / "train.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-        config = config_of(model_name=checkpoint("qwen2_5_vl"), max_completion_length=16, **changes)
+        config = config_of(model_name=model or checkpoint("qwen2_5_vl"), max_completion_length=16, **changes)
         task = tasks.build(config.task)
         return dataset.load(config, task, policy.load_processor(config), str(name or folder), split)
 
@@ -157,6 +158,23 @@ def test_a_prompt_that_is_too_long_can_be_dropped_instead(load):
 def test_a_data_set_of_which_nothing_is_left_is_refused(load):
     with pytest.raises(DataError, match=r"no row is left to use; check data\.overlong"):
         load(GOOD | {"question": "why " * 5000}, data={"overlong": "drop"})
+
+
+def test_a_context_that_the_model_does_not_have_is_refused(load):
+    with pytest.raises(ConfigError, match=r"vllm_max_model_length 4097: .* holds 4096 tokens; set it to 4096 or less"):
+        load(GOOD, use_vllm=True, vllm_max_model_length=4097)
+    assert len(load(GOOD, use_vllm=True, vllm_max_model_length=4096)) == 1
+    assert len(load(GOOD, use_vllm=True, vllm_max_model_length=4097, engine={"hf_overrides": {}})) == 1
+
+
+def test_a_prompt_has_no_more_room_than_the_model_itself_whatever_its_tokenizer_says(load, tmp_path, checkpoint):
+    short = tmp_path / "short"
+    shutil.copytree(checkpoint("qwen2_5_vl"), short)
+    described = json.loads((short / "config.json").read_text())
+    described["text_config"]["max_position_embeddings"] = 40
+    (short / "config.json").write_text(json.dumps(described))
+    with pytest.raises(DataError, match="the context holds 40;"):
+        load(GOOD, model=str(short))
 
 
 def test_room_for_the_completion_counts_as_part_of_the_prompt(load):

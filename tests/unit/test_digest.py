@@ -4,7 +4,13 @@ import pytest
 
 from qwen_vl_grpo import config as configs
 
-HARMLESS = [{"max_steps": 7}, {"save_steps": 7}, {"logging_steps": 7}, {"tracking": {"project": "other", "report_to": "none"}}]
+HARMLESS = [
+    {"max_steps": 7},
+    {"save_steps": 7},
+    {"logging_steps": 7},
+    {"tracking": {"project": "other", "report_to": "none"}},
+    {"allow_tight_memory": True},
+]
 TELLING = [
     {"run_id": "other"},
     {"seed": 1},

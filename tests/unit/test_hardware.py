@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 
 import pytest
 
@@ -31,6 +32,70 @@ def test_a_run_without_vllm_needs_no_gpu(config_of):
 def test_a_gpu_without_vllm_is_told_what_is_missing_and_the_way_out(config_of):
     with pytest.raises(HardwareError, match=r"vLLM is not installed here; .*use_vllm: false"):
         hardware.require(config_of(use_vllm=True), H200)
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Put packages first on the path that are nothing but their metadata, and a vllm that must not be imported."""
+
+    def install(name, version, *requires):
+        folder = tmp_path / f"site/{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {line}" for line in requires)]
+        (folder / "METADATA").write_text("\n".join(lines) + "\n")
+        if name.startswith("vllm"):
+            (folder / "top_level.txt").write_text("vllm\n")
+            (tmp_path / "site/vllm.py").write_text("raise AssertionError\n")
+        monkeypatch.syspath_prepend(str(tmp_path / "site"))
+
+    return install
+
+
+@pytest.mark.parametrize("version", ["0.21.0", "0.31.1", "0.33.0+rocm723", "0.32.0.dev12+gabc"])
+def test_a_vllm_that_trl_does_not_know_is_named_with_those_it_knows(installed, config_of, version):
+    installed("vllm", version)
+    with pytest.raises(HardwareError) as error:
+        hardware.require(config_of(use_vllm=True), H200)
+    assert f"vLLM {version} is installed and TRL 1.16.0 works with 0.22.0 to 0.31.0; install one of these" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+BUILT_FOR = {
+    # version of vLLM, what it requires, the torch that is here, whether the two fit
+    "its own torch": ("0.25.1", ["torch==2.11.0"], "2.11.0+cu130", True),
+    "another torch": ("0.25.1", ["torch==2.11.0"], "2.13.0", False),
+    "another torch of another build": ("0.31.0", ["torch==2.13.0+cpu; python_version > '3'"], "2.12.1+rocm7.2", False),
+    "a newer patch of its torch": ("0.25.1", ["torch==2.11.0"], "2.11.1", False),
+    "a nightly of its torch": ("0.25.1", ["torch==2.11.0"], "2.11.0a0+git1", True),
+    "no exact torch, as a ROCm build may": ("0.25.1+rocm723", ["torch", "numpy==1.0"], "2.12.0", True),
+    "no requirements at all": ("0.31.0", [], "2.12.0", True),
+    "a requirement of another platform": ("0.31.0", ["torch==1.0; platform_system == 'Plan9'", "torch==2.13.0"], "2.13.0", True),
+    "a build without a tag": ("0.1.dev1+gabc", ["torch"], "2.12.0", True),
+}
+
+
+@pytest.mark.parametrize("case", BUILT_FOR)
+@pytest.mark.parametrize("name", ["vllm", "vllm-build"])
+def test_a_vllm_that_was_built_for_another_torch_is_refused_without_importing_it(installed, config_of, case, name):
+    version, requires, torch, fits = BUILT_FOR[case]
+    installed("torch", torch)
+    installed(name, version, *requires)
+    if fits:
+        return hardware.require(config_of(use_vllm=True), H200)
+    with pytest.raises(HardwareError, match=rf"vLLM .* was built for torch 2\.1[13]\.0 and torch {re.escape(torch)} is installed"):
+        hardware.require(config_of(use_vllm=True), H200)
+
+
+@pytest.mark.parametrize("variable", hardware.ALLOCATOR_VARIABLES)
+@pytest.mark.parametrize("value", ["expandable_segments:True", "max_split_size_mb:512, expandable_segments : true"])
+def test_expandable_segments_are_refused_where_the_engine_is_to_sleep(installed, config_of, monkeypatch, variable, value):
+    installed("vllm", "0.25.1")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(HardwareError, match=f"{variable}=.* unset {variable}, or set vllm_enable_sleep_mode: false"):
+        hardware.require(config_of(use_vllm=True), H200)
+    assert hardware.require(config_of(use_vllm=True, vllm_enable_sleep_mode=False), H200) is None
+    monkeypatch.setenv(variable, "expandable_segments:False")
+    assert hardware.require(config_of(use_vllm=True), H200) is None
 
 
 @pytest.mark.parametrize("variable", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"])
@@ -111,6 +176,33 @@ def test_the_memory_of_an_amd_card_is_read_from_its_driver(tmp_path, monkeypatch
         (tmp_path / card / "mem_info_vram_total").write_text(f"{size}\n")
     monkeypatch.setattr(hardware, "ROCM_MEMORY", str(tmp_path / "card*/mem_info_vram_total"))
     assert hardware.memory_gib(Hardware("rocm", 1, "AMD GPU", 96)) == 192.0
+
+
+def test_the_memory_that_others_hold_is_asked_of_the_card_of_this_rank(nvidia_smi, monkeypatch):
+    asked = nvidia_smi("40960")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5f")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert hardware.occupied(H200) == (40.0, (40960,))  # the tool says the same to both questions
+    assert asked.read_text().split() == ["--query-compute-apps=pid", "--format=csv,noheader,nounits", "--id=GPU-5f"]
+
+
+@pytest.mark.parametrize("line", ["[N/A]", ""])
+def test_a_driver_that_does_not_tell_who_holds_memory_is_no_fault(nvidia_smi, line):
+    nvidia_smi(line)
+    assert hardware.occupied(H200) == (0.0, ())
+
+
+def test_the_memory_that_others_hold_of_an_amd_card_is_read_from_its_driver(tmp_path, monkeypatch):
+    for number, gib in ((2, 0), (10, 96)):
+        folder = tmp_path / f"card{number}"
+        folder.mkdir()
+        (folder / "mem_info_vram_total").write_text(f"{192 * 2**30}\n")
+        (folder / "mem_info_vram_used").write_text(f"{gib * 2**30}\n")
+    monkeypatch.setattr(hardware, "ROCM_MEMORY", str(tmp_path / "card*/mem_info_vram_total"))
+    amd = Hardware("rocm", 2, "AMD GPU", 96)
+    assert hardware.occupied(amd) == (0.0, ())
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    assert hardware.occupied(amd) == (96.0, ())
 
 
 def test_no_memory_is_known_where_there_is_no_gpu():

@@ -1,6 +1,7 @@
 """Covers whether a config fits a card, which knob makes it fit, and what `train` refuses before anything is loaded."""
 
 import json
+import sys
 
 import pytest
 
@@ -176,18 +177,98 @@ def test_a_sharded_launch_is_not_refused(monkeypatch, variable):
     assert planning.refuse(documented(), 20.0) is None
 
 
+TIGHT = {
+    # the config, the longest prompt, what is said
+    "an engine that stays awake": (
+        {"vllm_enable_sleep_mode": False, "vllm_gpu_memory_utilization": 0.75},
+        4096,
+        r"backward takes \d+\.\d GiB; turn first: --set ",
+    ),
+    "an engine that sleeps": (
+        {"vllm_gpu_memory_utilization": 0.79},
+        512,
+        r"generate takes 8\d\.\d GiB; turn first: --set vllm_gpu",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TIGHT)
+def test_what_does_not_fit_by_the_estimates_is_refused_with_the_knob_to_turn(case):
+    changes, longest, said = TIGHT[case]
+    config = documented(**changes)
+    assert planning.refuse(config, H100) is None  # by the exact counts alone it could be
+    with pytest.raises(HardwareError, match=said) as error:
+        planning.refuse_tight(config, H100, longest)
+    assert "\n" not in str(error.value)
+    turned = str(error.value).split("turn first: ")[1].split(", or set")[0].replace("--set ", "").split()
+    raw = {"run_id": "unit"} | changes
+    for key, _, value in (change.partition("=") for change in turned):
+        raw[key] = json.loads(value)
+    assert planning.refuse_tight(configs.check(raw), H100, longest) is None
+
+
+@pytest.mark.parametrize(("run", "card", "changes", "text", "measured"), generate.MEASURED)
+def test_what_has_run_is_not_refused(run, card, changes, text, measured):
+    config, gib = configs.check({"run_id": "measured", "data": {"max_pixels": 448 * 448}} | changes), planning.CARDS[card][1]
+    assert planning.refuse(config, gib) is None
+    assert planning.refuse_tight(config, gib, text + 256) is None
+
+
+def test_the_documented_run_fits_the_cards_that_it_was_written_for():
+    for gib in (H100, planning.CARDS["H200"][1], planning.CARDS["MI300X"][1]):
+        assert planning.refuse_tight(documented(), gib, 1500) is None
+
+
+OCCUPIED = {
+    # what others hold, who, the config, what is said
+    "one": (30.0, (4711,), {}, r"another process holds 30\.0 of this card's 79\.1 GiB \(pid 4711\), and the run needs 71\.9 \("),
+    "two": (30.0, (1, 22), {}, r"other processes hold 30\.0 .* \(pid 1, 22\)"),
+    "a container hides who": (30.0, (), {}, r"another process holds 30\.0 of this card's 79\.1 GiB, and"),
+    "no engine": (70.0, (), {"use_vllm": False}, r"the run needs 16\.5 \(16\.5 for the trainer, 0\.0 for vLLM\)"),
+}
+
+
+@pytest.mark.parametrize("case", OCCUPIED)
+def test_a_card_that_another_process_fills_is_refused_in_one_sentence(case):
+    held, processes, changes, said = OCCUPIED[case]
+    config = documented(**changes)
+    with pytest.raises(HardwareError, match=said) as error:
+        planning.refuse_occupied(config, H100, held, processes)
+    assert "\n" not in str(error.value)
+    needs = 71.9 if config.use_vllm else 16.5
+    assert planning.refuse_occupied(config, H100, H100 - needs - 0.1, processes) is None
+
+
+def test_what_an_idle_card_holds_is_no_other_process():
+    assert planning.refuse_occupied(documented(vllm_gpu_memory_utilization=0.99), H100, 0.4) is None
+
+
 @pytest.fixture
 def on_a_gpu(monkeypatch):
     """A machine with a GPU and vLLM, as far as the early refusals look."""
     monkeypatch.setattr(hardware, "detect", lambda: Hardware("cuda", 1, "NVIDIA L4", 8))
     monkeypatch.setattr(hardware, "require", lambda config, machine: None)
     monkeypatch.setattr(hardware, "memory_gib", lambda machine: 22.0)
+    monkeypatch.setattr(hardware, "occupied", lambda machine: (21.0, (7,)))
 
 
 def test_train_refuses_the_share_before_the_model_loads(on_a_gpu, write_yaml):
     with pytest.raises(SystemExit) as end:
         cli.main(["train", "--config", str(write_yaml("run_id: too-much\n"))])
     assert str(end.value).startswith("error: run too-much: vllm_gpu_memory_utilization 0.7: no share of this card's 22.0 GiB is enough")
+
+
+def test_train_refuses_a_card_that_another_run_fills_before_the_model_loads(on_a_gpu, write_yaml):
+    small = "run_id: second\nmodel_name: Qwen/Qwen3-VL-2B-Instruct\nvllm_gpu_memory_utilization: 0.5\n"
+    with pytest.raises(SystemExit) as end:
+        cli.main(["train", "--config", str(write_yaml(small))])
+    assert str(end.value).startswith("error: run second: another process holds 21.0 of this card's 22.0 GiB (pid 7), and the run needs")
+
+
+def test_a_refusal_for_memory_can_be_overruled(on_a_gpu, write_yaml, monkeypatch):
+    monkeypatch.setattr(hardware, "quiet_libraries", lambda: sys.exit("past the refusals"))
+    with pytest.raises(SystemExit, match="past the refusals"):
+        cli.main(["train", "--config", str(write_yaml("run_id: stubborn\n")), "--set", "allow_tight_memory=true"])
 
 
 def test_plan_shows_the_card_of_this_machine(on_a_gpu, write_yaml, capsys):

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 from transformers import LlamaConfig
 
-from qwen_vl_grpo import training
-from qwen_vl_grpo.errors import GrpoError
+from qwen_vl_grpo import hardware, training
+from qwen_vl_grpo.errors import GrpoError, HardwareError
 
 CHANGES = {
     "a reward file that cannot be imported": ({"rewards": [{"function": "broken_reward.py:f"}]}, "broken_reward.py cannot be imported"),
@@ -52,3 +52,13 @@ def test_a_run_that_cannot_start_leaves_no_folder_and_no_entry(folder, own_home,
     assert "\n" not in str(error.value)
     assert not (folder / "runs").exists()
     assert not own_home.exists()
+
+
+def test_a_run_that_its_own_rows_make_too_large_leaves_no_folder_either(folder, own_home, checkpoint, config_of, monkeypatch):
+    monkeypatch.setattr(hardware, "memory_gib", lambda machine: 0.5)
+    base = {"output_dir": "runs", "model_name": checkpoint("qwen2_5_vl"), "dataset_name": "rows", "dataset_split": "train"}
+    config = config_of(**base, max_completion_length=8)
+    with pytest.raises(HardwareError, match=r"run unit: does not fit this card's 0\.5 GiB by `grpo plan`, with prompts of up to \d+"):
+        training.train(config)
+    assert not (folder / "runs").exists()
+    assert training.prepare(config.model_copy(update={"allow_tight_memory": True}))

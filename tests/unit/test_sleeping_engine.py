@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from qwen_vl_grpo import rollouts
+from qwen_vl_grpo.errors import EngineError, HardwareError
 
 
 class CountingEngine:
@@ -37,19 +38,54 @@ class CountingEngine:
         return []
 
 
-@pytest.mark.parametrize("level", [1, 2])
-@pytest.mark.parametrize("synced_by_the_trainer", [True, False])
-def test_weights_are_awake_before_they_are_written_and_used(monkeypatch, level, synced_by_the_trainer):
+@pytest.fixture
+def generation(monkeypatch):
+    """An engine that sleeps, with the engine that only counts in place of vLLM's."""
     monkeypatch.setattr(rollouts.FaithfulGeneration, "__init__", lambda self: None)
     monkeypatch.setattr(rollouts.FaithfulGeneration, "_sampling", lambda self, group: None)
     monkeypatch.setattr(rollouts.FaithfulGeneration, "_iter_named_params", lambda self: iter(()))
     generation = rollouts.FaithfulGeneration()
+    processor = SimpleNamespace(image_token_id=7, video_token_id=8)
     vars(generation).update(
-        mode="colocate", tensor_parallel_size=1, enable_sleep_mode=True, sleep_level=level, _llm_weights_sleeping=True,
-        llm=CountingEngine(), memory={}, seconds=Counter(), pinned=(0,), _calls=0,
+        mode="colocate", tensor_parallel_size=1, enable_sleep_mode=True, sleep_level=2, _llm_weights_sleeping=True,
+        llm=CountingEngine(), memory={}, seconds=Counter(), pinned=(0,), _calls=0, processing_class=processor,
     )  # fmt: skip
+    return generation
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("synced_by_the_trainer", [True, False])
+def test_weights_are_awake_before_they_are_written_and_used(generation, level, synced_by_the_trainer):
+    generation.sleep_level = level
     for _ in range(2):
         if synced_by_the_trainer:
             generation.sync_weights()
         generation._generate_here([[1]], None, 1, None)
     assert generation.llm.calls == {"load": 2, "generate": 2}
+
+
+class EngineDeadError(Exception):
+    """As vLLM's: no RuntimeError."""
+
+
+@pytest.mark.parametrize("dies_in", ["wake_up", "load_weights", "reset_prefix_cache", "generate", "sleep"])
+def test_an_engine_that_dies_is_one_sentence_that_says_when(generation, monkeypatch, dies_in):
+    def die(*_, **__):
+        raise EngineDeadError("EngineCore encountered an issue.\nSee stack trace.")
+
+    monkeypatch.setattr(generation.llm, dies_in, die)
+    with pytest.raises(EngineError) as error:
+        generation.generate([[1]], None, 1)
+    when = {"wake_up": "it woke", "load_weights": "it took the policy's weights", "reset_prefix_cache": "it took the policy's weights"}
+    said = f"vLLM broke down while {when.get(dies_in, 'it generated')}: EngineDeadError: EngineCore encountered an issue. See stack trace."
+    assert str(error.value) == said
+    assert isinstance(error.value.__cause__, EngineDeadError)
+
+
+def test_memory_that_is_short_on_waking_is_still_told_as_that(generation, monkeypatch):
+    def short(tags):
+        raise RuntimeError("CUDA Error: out of memory")
+
+    monkeypatch.setattr(generation.llm, "wake_up", short)
+    with pytest.raises(HardwareError, match="cannot wake its weights"):
+        generation.generate([[1]], None, 1)
