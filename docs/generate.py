@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS.parent / "src"))
+sys.path[:0] = [str(DOCS.parent / "src"), str(DOCS.parent)]
 
-from qwen_vl_grpo import cli, config, footprint, shapes  # noqa: E402 - the line above makes it importable
+from docs import reward_logic  # noqa: E402 - the line above makes it importable
+from qwen_vl_grpo import cli, config, footprint, shapes  # noqa: E402
 from qwen_vl_grpo import planning as plans  # noqa: E402
 
 NOTICE = "<!-- Made from the code by `make docs`; change the code instead. -->\n"
@@ -195,7 +196,12 @@ def kept(run: config.RunConfig) -> shapes.Shapes:
     return known
 
 
-PAGES = {"configuration.md": configuration, "commands.md": commands, "planning.md": planning}
+PAGES = {
+    "configuration.md": configuration,
+    "commands.md": commands,
+    "planning.md": planning,
+    "reward_logic.md": lambda: reward_logic.page(NOTICE),
+}
 
 
 def main() -> None:

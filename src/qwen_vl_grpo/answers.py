@@ -6,17 +6,36 @@ format cannot be read by the programs that come after the policy.
 """
 
 import re
+from collections.abc import Sequence
+
+from qwen_vl_grpo.quantities import plain, same_value, tidy
 
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 _BLOCKS = re.compile(r"<reasoning>\n.*?\n</reasoning>\n<answer>\n(.*?)\n</answer>\n?", re.DOTALL)
+_END = re.compile(r"(?:\s*(?:<\|im_end\|>|<\|endoftext\|>))+\s*\Z")
+_LETTER = re.compile(r"(?:(?:option|choice)\s*)?(?:\(([a-z])\)|([a-z])(?=[).:]|\Z))[).:]?\s*(.*)", re.DOTALL | re.IGNORECASE)
+
+
+def without_end(completion: str) -> str:
+    """Take off end-of-turn tokens that a decoder left at the end."""
+    return _END.sub("", completion)
 
 
 def strict_answer(completion: str) -> str | None:
     """Return the text of the answer block of a well-formed completion, else None."""
+    completion = without_end(completion)
     if any(completion.count(tag) != 1 for tag in TAGS):
         return None
     match = _BLOCKS.fullmatch(completion)
     return match.group(1).strip() if match else None
+
+
+def solves(
+    completion: str, gold: str, choices: Sequence[str] | None = None, precision: float | None = None, unit: str | None = None
+) -> bool:
+    """Say whether a completion is well-formed and its one answer is the gold one; the arguments are the columns of its row."""
+    given = strict_answer(completion)
+    return given is not None and same(given, gold, choices or (), None if precision is None else int(precision), unit)
 
 
 def parts(completion: str) -> tuple[str | None, str]:
@@ -26,29 +45,27 @@ def parts(completion: str) -> tuple[str | None, str]:
     return (reasoning.group(1).strip() if reasoning else None, (answer.group(1) if answer else completion).strip())
 
 
-def same(given: str, gold: str, choices: tuple[str, ...] = ()) -> bool:
-    """Say whether two answers are the same: equal text, equal numbers, or the letter of the right choice."""
-    if not given.strip():
-        return False
-    if _plain(given) == _plain(gold):
-        return True
-    letter = re.fullmatch(r"\(?([A-Za-z])[).:]?", given.strip())
-    if letter and choices:
-        index = ord(letter.group(1).upper()) - ord("A")
-        return index < len(choices) and _plain(choices[index]) == _plain(gold)
-    number, gold_number = _number(given), _number(gold)
-    return number is not None and number == gold_number
+def same(given: str, gold: str, choices: Sequence[str] = (), precision: int | None = None, unit: str | None = None) -> bool:
+    """Say whether an answer is the gold one: the same words, value or list, or with `choices` the right choice by letter or text.
+
+    `precision` is the number of decimals to which a number must agree (none: exactly); `unit` is the gold answer's unit.
+    With choices there is no tolerance, and a text that fits two of them names none.
+    """
+    right = {plain(choice) for choice in choices if plain(choice) == plain(gold)} or _chosen(gold, choices)
+    if right:
+        return _chosen(given, choices) == right
+    return same_value(given, gold, precision, unit)
 
 
-def _plain(text: str) -> str:
-    return " ".join(text.casefold().split()).rstrip(".")
-
-
-def _number(text: str) -> float | None:
-    text = text.strip()
-    if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?", text):
-        text = text.replace(",", "")
-    try:
-        return float(text)
-    except ValueError:
-        return None
+def _chosen(given: str, choices: Sequence[str]) -> set[str]:
+    """The choices that a text names: by a letter, by a letter and its own text, by the text, or by an equal value."""
+    given = tidy(given)
+    if len(given) > 1 and given in choices:  # MathVista has choices that are called (a), (b), … in another order
+        return {plain(given)}
+    match = _LETTER.fullmatch(given)
+    if match:
+        index = ord((match.group(1) or match.group(2)).upper()) - ord("A")
+        if index < len(choices) and (not match.group(3) or same_value(match.group(3), choices[index])):
+            return {plain(choices[index])}
+    named = {plain(choice) for choice in choices if plain(choice) == plain(given)}
+    return named or {plain(choice) for choice in choices if same_value(given, choice)}

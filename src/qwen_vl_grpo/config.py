@@ -51,6 +51,8 @@ class Section(BaseModel):
 class TaskSection(Section):
     name: str = "visual_reasoning"
     """The task: a built-in name, or `path/to/module.py:function` for your own (a function that returns a Task)."""
+    mode: Literal["strict", "documented"] = "strict"
+    """The rewards of a run that lists none: `strict` has no holes, `documented` pays the published values (docs/reward_logic.md)."""
     system_prompt: str | None = None
     """Replaces the task's system prompt."""
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 """One chat turn: {"role": str, "content": str}."""
 
+Mode = Literal["strict", "documented"]
+"""Rewards that pay for what was earned, or the published ones with their holes."""
+
 RewardFunction = Callable[..., list[float | None]]
 """f(completions=…, <data set column>=…, **kwargs) -> one score for each completion, None where it could not be judged.
 
@@ -39,6 +42,8 @@ class Verdict:
 
     format: bool
     correct: bool
+    official: bool | None = None
+    """What the benchmark's published rule says of the same completion; None where there is no such rule."""
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ def finished(workshop) -> str:
     """The id of a run of three steps: warmed up, fully fine-tuned with the documented rewards, scored before and after."""
     done = workshop.train(
         "first",
+        task={"mode": "documented"},
         rewards=[],
         warmup={"dataset_name": "digits", "steps": 2, "batch_size": 4},
         evaluation={"dataset_split": "test", "samples": 2},

@@ -12,6 +12,7 @@ GOOD = "<reasoning>\nSix times seven.\nSo it is 42.\n</reasoning>\n<answer>\n42\
     [
         (GOOD, "42"),
         (GOOD.rstrip("\n"), "42"),
+        (GOOD + "<|im_end|>\n", "42"),
         (GOOD.replace("42\n</answer>", " 4 \n2 \n</answer>"), "4 \n2"),
         ("<reasoning>\n\n</reasoning>\n<answer>\n\n</answer>\n", ""),
     ],
@@ -74,6 +75,55 @@ def test_any_completion_can_be_split_for_showing(completion, reasoning, answer):
 )
 def test_answers_that_mean_the_same_are_the_same(given, gold, choices):
     assert answers.same(given, gold, choices)
+
+
+@pytest.mark.parametrize(
+    "given", ["B", "b", "(B)", "(b)", "B.", "B)", "B:", "(B).", "Option B", "choice (b)", "**B**", "$B$", "\\boxed{\\text{B}}"]
+)
+def test_a_letter_in_any_usual_spelling_is_its_choice(given):
+    assert answers.same(given, "64°", ("58°", "64°", "116°"))
+    assert not answers.same(given, "58°", ("58°", "64°", "116°"))
+
+
+@pytest.mark.parametrize("given", ["64°", "64", "64 degrees", "64.0", "(B) 64°", "B) 64", "B. 64°", "the answer is (B) 64°."])
+def test_the_text_of_a_choice_with_its_letter_or_without_is_the_choice(given):
+    assert answers.same(given, "64°", ("58°", "64°", "116°"))
+
+
+@pytest.mark.parametrize("given", ["", "(A) 64°", "(B) 58°", "A or B", "A, B", "(B) (A)", "58° 64°", "64° or 58°", "D", "Z", "?", "B B"])
+def test_two_choices_or_none_are_not_the_right_one(given):
+    assert not answers.same(given, "64°", ("58°", "64°", "116°"))
+
+
+def test_a_gold_answer_may_be_the_letter_of_its_choice():
+    assert answers.same("(b) dog", "B", ("cat", "dog"))
+    assert answers.same("dog", "B", ("cat", "dog"))
+    assert not answers.same("cat", "B", ("cat", "dog"))
+
+
+def test_a_letter_goes_before_a_choice_that_is_called_like_it():
+    assert answers.same("A", "B", ("B", "A"))
+    assert not answers.same("A", "A", ("B", "A"))
+
+
+def test_choices_that_are_called_like_letters_in_brackets_are_named_by_text_or_by_their_own_letter():
+    choices = ("(c)", "(a)", "(e)", "(d)", "(b)")
+    assert [given for given in ("(b)", "**(b)**", "E", "(E)", "B", "(B)", "b", "(e)") if answers.same(given, "(b)", choices)] == [
+        "(b)", "**(b)**", "E", "(E)",
+    ]  # fmt: skip
+
+
+def test_a_value_that_fits_two_choices_names_none():
+    assert not answers.same("50%", "50", ("50", "0.5"))
+    assert answers.same("50", "50", ("50", "0.5"))
+
+
+def test_choices_have_no_tolerance():
+    assert not answers.same("3.74", "3.7", ("3.7", "3.8"), precision=1)
+
+
+def test_equal_choices_are_one_choice():
+    assert answers.same("C", "20", ("20", "15", "20"))
 
 
 @pytest.mark.parametrize(

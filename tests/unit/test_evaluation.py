@@ -37,6 +37,14 @@ def test_scores_are_shares_of_all_completions():
     }
 
 
+def test_the_published_rule_is_a_share_of_its_own_where_every_row_has_one():
+    types = {"question_type": "free_form", "answer_type": "integer"}
+    scores = evaluation.score([sample("1", **types), sample("2", **types)], [["1.9"], [right("2")]], TASK, [])
+    assert (scores["correct"], scores["official"]) == (0.5, 1.0)
+    assert evaluation.flat({"greedy": scores})["eval_greedy/official"] == 1.0
+    assert "official" not in evaluation.score([sample("1", **types), sample("2")], [["1"], ["2"]], TASK, [])
+
+
 def test_a_reward_gets_the_columns_of_its_own_row():
     samples = [sample("1", level=1), sample("2", level=5)]
     assert evaluation.score(samples, [["a", "b"], ["c", "d"]], TASK, [level_reward])["rewards"] == {"level_reward": 3.0}

@@ -28,6 +28,13 @@ def test_the_built_in_task_is_found_by_name():
     assert tasks.build(TaskSection()).name == "visual_reasoning"
 
 
+def test_the_mode_chooses_the_rewards_and_strict_is_the_default():
+    strict = ("tags_reward", "well_formed_reward", "solved_reward")
+    documented = ("xmlcount_reward_func", "soft_format_reward_func", "strict_format_reward_func", "correctness_reward_func")
+    assert tuple(name for name, _ in tasks.build(TaskSection()).rewards) == strict
+    assert tuple(name for name, _ in tasks.build(TaskSection(mode="documented")).rewards) == documented
+
+
 def test_a_misspelt_task_gets_the_nearest_name():
     with pytest.raises(ConfigError, match="did you mean 'visual_reasoning'"):
         tasks.build(TaskSection(name="visual_reasonin"))
@@ -36,6 +43,12 @@ def test_a_misspelt_task_gets_the_nearest_name():
 def test_an_own_task_is_found_by_path(tmp_path):
     (tmp_path / "mine.py").write_text(OWN, encoding="utf-8")
     assert tasks.build(TaskSection(name=f"{tmp_path / 'mine.py'}:build")).name == "counting"
+
+
+def test_the_documented_mode_is_refused_for_an_own_task(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"task\.mode: documented is for the built-in tasks"):
+        tasks.build(TaskSection(name=f"{tmp_path / 'mine.py'}:build", mode="documented"))
 
 
 def test_an_own_function_that_returns_no_task_is_refused(tmp_path):
@@ -53,6 +66,28 @@ def test_a_mathvista_row_is_read_as_it_comes():
     assert (sample.id, sample.answer, sample.columns["choices"]) == ("7", "3", [])
     assert [turn["content"] for turn in sample.prompt] == ["Answer.", row["query"]]
     assert [image.size for image in sample.images] == [(56, 56)]
+
+
+def test_a_row_hands_on_what_the_rewards_need_and_nothing_that_it_lacks():
+    row = {"question": "How long?", "image": PICTURE, "answer": "3", "precision": 2, "unit": None, "question_type": "free_form"}
+    columns = read(row | {"answer_type": "float"}).columns
+    assert columns == {"choices": [], "precision": 2.0, "question_type": "free_form", "answer_type": "float"}
+    assert read({"question": "Which?", "image": PICTURE, "answer": "3", "choices": [3, "b"]}).columns == {"choices": ["3", "b"]}
+
+
+@pytest.mark.parametrize(("name", "value"), [("choices", "A, B"), ("precision", "two"), ("precision", 1.5), ("precision", -1)])
+def test_a_further_column_of_the_wrong_type_is_refused(name, value):
+    with pytest.raises(DataError, match=f"column '{name}' holds {value!r}"):
+        read({"question": "What?", "image": PICTURE, "answer": "4", name: value})
+
+
+def test_the_published_rule_is_scored_beside_ours_where_the_row_has_its_types():
+    row = {"question": "Which?", "image": PICTURE, "answer": "dog", "choices": ["cat", "dog"]}
+    types = {"question_type": "multi_choice", "answer_type": "text"}
+    hedged = "<reasoning>\nwhy\n</reasoning>\n<answer>\n(B) or (A)\n</answer>\n<|im_end|>"
+    verdict = visual_reasoning.judge(hedged, read(row | types))
+    assert (verdict.format, verdict.correct, verdict.official) == (True, False, True)
+    assert visual_reasoning.judge(hedged, read(row)).official is None
 
 
 def test_data_columns_names_the_column_of_each_part():

@@ -16,7 +16,7 @@ from typing import Any
 from qwen_vl_grpo.errors import RewardError
 from qwen_vl_grpo.interfaces import RewardFunction
 from qwen_vl_grpo.rewards.correctness import correctness_reward_func
-from qwen_vl_grpo.rewards.earned import solved_reward, well_formed_reward
+from qwen_vl_grpo.rewards.earned import solved_reward, tags_reward, well_formed_reward
 from qwen_vl_grpo.rewards.xml import soft_format_reward_func, strict_format_reward_func, xmlcount_reward_func
 
 REWARDS: dict[str, RewardFunction] = {
@@ -26,10 +26,22 @@ REWARDS: dict[str, RewardFunction] = {
         soft_format_reward_func,
         strict_format_reward_func,
         correctness_reward_func,
+        tags_reward,
         well_formed_reward,
         solved_reward,
     )
 }
+
+RANGES = {
+    "xmlcount_reward_func": (-math.inf, 0.5),  # it falls by 0.001, or twice that, with each further character
+    "soft_format_reward_func": (0.0, 0.5),
+    "strict_format_reward_func": (0.0, 0.5),
+    "correctness_reward_func": (0.0, 2.0),
+    "tags_reward": (0.0, 1.0),
+    "well_formed_reward": (0.0, 1.0),
+    "solved_reward": (0.0, 1.0),
+}
+"""The least and the most that each reward pays, before its weight."""
 
 
 def find(reference: str) -> RewardFunction:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from qwen_vl_grpo.config import TaskSection
 from qwen_vl_grpo.errors import ConfigError
-from qwen_vl_grpo.interfaces import Task
+from qwen_vl_grpo.interfaces import Mode, Task
 from qwen_vl_grpo.rewards import load_function
 from qwen_vl_grpo.tasks import visual_reasoning
 
-TASKS: dict[str, Callable[[], Task]] = {"visual_reasoning": visual_reasoning.build}
+TASKS: dict[str, Callable[[Mode], Task]] = {"visual_reasoning": visual_reasoning.build}
 
 
 def build(section: TaskSection) -> Task:
@@ -20,6 +20,8 @@ def build(section: TaskSection) -> Task:
     Raises ConfigError: no such task, or a function that returns something else.
     """
     if ".py:" in section.name:
+        if section.mode == "documented":
+            raise ConfigError("task.mode: documented is for the built-in tasks; a task of your own names its rewards itself")
         build_own = load_function(section.name, ConfigError)
         try:
             task = build_own()
@@ -32,4 +34,4 @@ def build(section: TaskSection) -> Task:
         near = difflib.get_close_matches(section.name, TASKS, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(TASKS)}"
         raise ConfigError(f"task.name: no task is called {section.name!r}; {hint} Your own is written path/to/file.py:function")
-    return TASKS[section.name]()
+    return TASKS[section.name](section.mode)

@@ -6,7 +6,13 @@ One raw row of AI4Math/MathVista, split testmini (the pictures are in `decoded_i
      "decoded_image": <PIL.Image>, "choices": None, "unit": None, "precision": 1.0, "answer": "1.2",
      "question_type": "free_form", "answer_type": "float", "query": "Hint: Please answer …\\nQuestion: …", …}
 
-Any other set works through `data.columns`.
+Any other set works through `data.columns`. Of the further columns these are read, under these names, and each may be absent:
+
+    choices        list of str      the letters A, B, … stand for them; the answer is one of them (its text, or its letter)
+    precision      number           decimals to which a number must agree; without it numbers are equal to the last digit
+    unit           str              unit of the answer: another unit makes an answer wrong
+    question_type  str              multi_choice or free_form       } with both, MathVista's published rule is scored
+    answer_type    str              text, integer, float or list    } beside ours (`official`)
 """
 
 from __future__ import annotations
@@ -17,10 +23,10 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from qwen_vl_grpo import answers
+from qwen_vl_grpo import answers, mathvista
 from qwen_vl_grpo.config import DataSection
 from qwen_vl_grpo.errors import DataError
-from qwen_vl_grpo.interfaces import Sample, Task, Verdict
+from qwen_vl_grpo.interfaces import Mode, Sample, Task, Verdict
 
 SYSTEM_PROMPT = """\
 Look at the picture and answer the question. Reply in exactly this form:
@@ -40,19 +46,19 @@ GUESSES = {
 """Our name -> the columns tried in this order where `data.columns` does not say; a MathVista path never counts as a picture."""
 
 
-def build() -> Task:
-    return Task(
-        name="visual_reasoning",
-        system_prompt=SYSTEM_PROMPT,
-        rewards=(
-            ("xmlcount_reward_func", 1.0),
-            ("soft_format_reward_func", 1.0),
-            ("strict_format_reward_func", 1.0),
-            ("correctness_reward_func", 1.0),
-        ),
-        read_row=read_row,
-        judge=judge,
-    )
+REWARDS: dict[Mode, tuple[tuple[str, float], ...]] = {
+    "documented": (
+        ("xmlcount_reward_func", 1.0),
+        ("soft_format_reward_func", 1.0),
+        ("strict_format_reward_func", 1.0),
+        ("correctness_reward_func", 1.0),
+    ),
+    "strict": (("tags_reward", 0.5), ("well_formed_reward", 0.5), ("solved_reward", 2.0)),
+}
+
+
+def build(mode: Mode = "strict") -> Task:
+    return Task("visual_reasoning", SYSTEM_PROMPT, REWARDS[mode], read_row, judge)
 
 
 def read_row(row: Mapping[str, Any], data: DataSection, system_prompt: str) -> Sample:
@@ -72,14 +78,31 @@ def read_row(row: Mapping[str, Any], data: DataSection, system_prompt: str) -> S
         prompt=[{"role": "system", "content": system_prompt}, {"role": "user", "content": question}],
         images=pictures(row, data),
         answer=str(gold),
-        columns={"choices": list(row.get("choices") or [])},
+        columns=further_columns(row),
     )
 
 
 def judge(completion: str, sample: Sample) -> Verdict:
-    given = answers.strict_answer(completion)
-    right = given is not None and answers.same(given, sample.answer, tuple(sample.columns.get("choices", ())))
-    return Verdict(format=given is not None, correct=right)
+    columns = sample.columns
+    correct = answers.solves(completion, sample.answer, columns.get("choices"), columns.get("precision"), columns.get("unit"))
+    official = None
+    if columns.get("question_type") and columns.get("answer_type"):
+        official = mathvista.right(
+            answers.parts(answers.without_end(completion))[1], sample.answer, columns["question_type"], columns["answer_type"],
+            columns.get("choices") or (), columns.get("precision"),
+        )  # fmt: skip
+    return Verdict(answers.strict_answer(completion) is not None, correct, official)
+
+
+def further_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns that rewards and judge read beside the answer; raises DataError for a type that they could not use."""
+    choices, precision = row.get("choices") or [], row.get("precision")
+    if not isinstance(choices, (list, tuple)):
+        raise DataError(f"column 'choices' holds {choices!r}; choices are a list of texts")
+    if precision is not None and precision not in range(16):
+        raise DataError(f"column 'precision' holds {precision!r}; it is a number of decimals, 0 to 15, or nothing")
+    texts = {name: str(row[name]) for name in ("unit", "question_type", "answer_type") if row.get(name)}
+    return {"choices": [str(choice) for choice in choices], **({} if precision is None else {"precision": float(precision)}), **texts}
 
 
 def column(ours: Literal["image", "question", "answer"], row: Mapping[str, Any], data: DataSection) -> str:
