@@ -172,7 +172,7 @@ SHORT = ["max_completion_length=64", "gradient_accumulation_steps=1", "learning_
 MANY = ["gradient_accumulation_steps=16", "data.limit=128"]
 HALF = ["vllm_gpu_memory_utilization=0.5"]
 ROWS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
-    "step-3b": ("3b", partial(step, changes=[], rounds=5, each=2)),
+    "step-3b": ("3b", partial(step, changes=["gradient_checkpointing=true"], rounds=5, each=2)),
     "step-7b": ("7b", partial(step, changes=HALF, rounds=5, each=2)),
     "faithful-3b": ("3b", partial(faithful, changes=SHORT)),
     "many-7b": ("7b", partial(step, changes=[*HALF, *MANY], rounds=2, each=2)),
