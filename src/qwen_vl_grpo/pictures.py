@@ -82,6 +82,45 @@ class OncePreprocessed:
             self._pixels = [torch.cat(self._pixels).to(numbers.device)]
         return self._pixels[0][numbers]
 
+    def distinct(self, numbers: torch.Tensor, grids: torch.Tensor) -> tuple[torch.Tensor, list[int], list[int]]:
+        """The rows of the pictures that differ, which of `grids` those are, and for each picture which of them it is."""
+        pictures = numbers.split(grids.prod(1).tolist())
+        names = [int(first) for first in torch.stack([picture[0] for picture in pictures]).tolist()]
+        firsts = [names.index(name) for name in dict.fromkeys(names)]
+        order = {names[first]: place for place, first in enumerate(firsts)}
+        return self.rows(torch.cat([pictures[first] for first in firsts])), firsts, [order[name] for name in names]
+
+
+@contextmanager
+def seen_once(tower: Any, firsts: list[int], places: list[int]) -> Iterator[None]:
+    """Let a vision tower read the pictures that differ alone, and hand out what it saw to each place where one stands.
+
+    `firsts` and `places` are those of OncePreprocessed.distinct. The tower is asked for all grids and gets the pixels of those
+    that differ; every tensor of its answer is repeated picture by picture, so the gradient of a tower that learns is the sum.
+    """
+    published = tower.forward
+
+    def forward(pixels: torch.Tensor, grid_thw: torch.Tensor, **named: Any) -> Any:
+        grids = grid_thw[firsts]
+        seen = published(pixels, grid_thw=grids, **named)
+        patches = grids.prod(1)
+
+        def spread(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return [spread(part) for part in value]
+            parts = value.split((patches * len(value) // patches.sum()).tolist())
+            return torch.cat([parts[place] for place in places])
+
+        for name, value in list(seen.items()):
+            seen[name] = spread(value)
+        return seen
+
+    tower.forward = forward
+    try:
+        yield
+    finally:
+        del tower.forward
+
 
 @contextmanager
 def preprocessed_once(processor: Any, whole: bool = False) -> Iterator[OncePreprocessed]:

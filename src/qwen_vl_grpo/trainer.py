@@ -14,7 +14,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from qwen_vl_grpo.correction import importance_weights, joined, statistics
 from qwen_vl_grpo.errors import PolicyError
-from qwen_vl_grpo.pictures import OncePreprocessed, SharedRows, preprocessed_once
+from qwen_vl_grpo.pictures import OncePreprocessed, SharedRows, preprocessed_once, seen_once
 from qwen_vl_grpo.rollouts import FaithfulGeneration
 
 TABLE_ROWS = 16
@@ -92,9 +92,15 @@ class VisionGRPOTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
         """Inside the loss these are the log-probabilities that the ratio needs, unless the samples are older than the step."""
-        if self._pictures is not None and named.get("pixel_values") is not None:
-            named["pixel_values"] = self._pictures.rows(named["pixel_values"])
-        scored = super()._get_per_token_logps_and_entropies(*arguments, **named)
+        numbers, seen = named.get("pixel_values"), nullcontext()
+        if self._pictures is not None and numbers is not None:
+            if named.get("batch_size") is None and not numbers.is_floating_point():  # the loss, which is not cut into parts
+                named["pixel_values"], firsts, places = self._pictures.distinct(numbers, named["image_grid_thw"])
+                seen = seen_once(self.accelerator.unwrap_model(self.model).get_encoder(modality="image"), firsts, places)
+            else:
+                named["pixel_values"] = self._pictures.rows(numbers)
+        with seen:
+            scored = super()._get_per_token_logps_and_entropies(*arguments, **named)
         if (inputs := self._to_weigh) is not None:
             gaps = inputs.get("old_per_token_logps", scored[0].detach()) - inputs["sampling_per_token_logps"]
             inputs["importance_sampling_ratio"] = importance_weights(self._correction, gaps, inputs["completion_mask"])

@@ -123,6 +123,38 @@ def test_the_tensors_of_the_loss_are_bit_equal_to_those_of_a_trainer_that_does_e
         assert [key for key in one if not same(one[key], other[key])] == []
 
 
+def every_picture(self, numbers, grids):
+    """As if no picture were another's equal."""
+    count = list(range(len(grids)))
+    return self.rows(numbers), count, count
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tower_reads_a_picture_once_a_micro_batch_and_learns_the_same(trainer_of, monkeypatch, family):
+    def learned():
+        trainer = trainer_of(family)
+        trainer.model.train()
+        trainer.current_gradient_accumulation_steps = MICRO_BATCHES
+        trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+        rows = []
+        trainer.model.model.visual.patch_embed.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
+        for batch in trainer._buffered_inputs:
+            trainer._compute_loss(trainer.model, batch).backward()
+        given = sum(len(batch.get("pixel_values", [])) for batch in trainer._buffered_inputs)
+        return sum(rows), given, {name: weight.grad for name, weight in trainer.model.named_parameters()}
+
+    torch.manual_seed(0)
+    once, _, ours = learned()
+    monkeypatch.setattr(pictures.OncePreprocessed, "distinct", every_picture)
+    torch.manual_seed(0)
+    each, given, published = learned()
+    assert once < each == given
+    assert ours["model.visual.patch_embed.proj.weight"].abs().sum() > 0
+    for name, gradient in published.items():
+        if gradient is not None:
+            torch.testing.assert_close(ours[name], gradient, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_teaches_the_same_bit_for_bit(trainer_of, monkeypatch, family):
     def trained():
@@ -131,6 +163,7 @@ def test_a_step_teaches_the_same_bit_for_bit(trainer_of, monkeypatch, family):
         trainer.train()
         return dict(trainer.model.named_parameters())
 
+    monkeypatch.setattr(pictures.OncePreprocessed, "distinct", every_picture)
     ours = trained()
     monkeypatch.setattr(VisionGRPOTrainer, "_get_dataloader", GRPOTrainer._get_dataloader)
     monkeypatch.setattr(trainer_module, "preprocessed_once", lambda *_: nullcontext())
