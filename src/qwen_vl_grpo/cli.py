@@ -41,6 +41,7 @@ def grpo(version: Annotated[bool, typer.Option("--version", help="Print the vers
 def train(
     config: Annotated[str, typer.Option("--config", help="The run's YAML file.")] = "configs/qwen_grpo.yaml",
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set lora.r=32. Repeatable.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of this id from its newest whole checkpoint.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry_run", help="Print the resolved config and its arithmetic, and stop.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -56,12 +57,12 @@ def train(
         print(yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False), end="")
         print(f"# {arithmetic}\n# digest {configs.digest(run)[:12]}")
         return
-    _refuse_early(run)
+    _refuse_early(run, resume)
     hardware.quiet_libraries()
     _show_log()
     from qwen_vl_grpo import training
 
-    card = training.train(run)
+    card = training.train(run, resume)
     print(f"run {card.run_id} is finished: {run.run_dir}/run.json")
 
 
@@ -209,11 +210,14 @@ def main(arguments: list[str] | None = None) -> None:
         raise
 
 
-def _refuse_early(run: Any) -> None:
+def _refuse_early(run: Any, resume: bool) -> None:
     """Everything that can be refused without torch."""
-    from qwen_vl_grpo import hardware, planning, registry, rewards, tasks
+    from qwen_vl_grpo import attempts, hardware, planning, registry, rewards, tasks
 
-    registry.refuse_existing(run)
+    if resume:
+        attempts.resumable(run)
+    else:
+        registry.refuse_existing(run)
     tasks.build(run.task)
     for entry in run.rewards:
         if ".py:" not in entry.function:

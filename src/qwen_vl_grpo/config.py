@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -206,6 +207,8 @@ class RunConfig(Section):
     """Let `trl:` set top_p, top_k or min_p, although the trainer's ratios are then biased."""
     save_steps: int | None = Field(default=None, ge=1)
     """Steps between checkpoints; none saves the last one only."""
+    save_total_limit: int | None = Field(default=None, ge=1)
+    """How many checkpoints are kept, the newest; none keeps all."""
     logging_steps: int = Field(default=1, ge=1)
     """Steps between two lines of metrics."""
     task: TaskSection = TaskSection()
@@ -268,6 +271,16 @@ class RunConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _saves_fall_on_the_generation_window(self) -> RunConfig:
+        window = self.trl.get("steps_per_generation", self.gradient_accumulation_steps) * self.trl.get("num_iterations", 1)
+        if self.save_steps and self.save_steps * self.gradient_accumulation_steps % window:
+            raise ValueError(
+                f"save_steps {self.save_steps}: falls between two generations, whose completions a resumed run would not have; one is "
+                f"used for {window} micro-steps, so take a multiple of {window // math.gcd(window, self.gradient_accumulation_steps)}"
+            )
+        return self
+
     @property
     def run_dir(self) -> Path:
         return Path(self.output_dir) / self.run_id
@@ -296,6 +309,7 @@ TRL_KEYS = {
     "gradient_checkpointing": "gradient_checkpointing",
     "save_steps": "save_steps",
     "save_strategy": "save_steps",
+    "save_total_limit": "save_total_limit",
     "logging_steps": "logging_steps",
     "reward_weights": "rewards",
     "report_to": "tracking.report_to",
@@ -318,7 +332,7 @@ ENGINE_KEYS = {
 }
 """Arguments of vLLM's LLM that a key of ours sets -> that key; `engine:` may not repeat them."""
 
-HARMLESS_KEYS = ("max_steps", "save_steps", "logging_steps", "tracking", "allow_tight_memory")
+HARMLESS_KEYS = ("max_steps", "save_steps", "save_total_limit", "logging_steps", "tracking", "allow_tight_memory")
 """Keys that may differ between a run and its resumption."""
 
 
@@ -354,6 +368,19 @@ def digest(config: RunConfig) -> str:
     """Hash what makes a run this run: two configs with one digest differ in harmless keys at most."""
     content = config.model_dump(mode="json", exclude=set(HARMLESS_KEYS))
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """The keys, with their section, in which two configs differ beyond the harmless ones."""
+    first, second = (_flat(config.model_dump(mode="json", exclude=set(HARMLESS_KEYS))) for config in (old, new))
+    return sorted(key for key in first.keys() | second.keys() if first.get(key) != second.get(key))
+
+
+def _flat(content: dict[str, Any], above: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat |= _flat(value, f"{above}{key}.") if isinstance(value, dict) and value else {above + key: value}
+    return flat
 
 
 def arithmetic(config: RunConfig, devices: int | None = None) -> str:

@@ -95,6 +95,8 @@ class RunCard(BaseModel):
     checkpoint_files: dict[str, str] = {}
     """File, relative to the run's folder -> sha256: the final weights, and the warmed-up base where there is one."""
     tracking: dict[str, Any] = {}
+    attempts: list[dict[str, Any]] = []
+    """start, end, state, first_step and last_step of each. In metrics.jsonl a step that was done again has the line of each attempt."""
     created: str = ""
     finished: str | None = None
     error: str | None = None

@@ -14,16 +14,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import Trainer, TrainerCallback
 
+from qwen_vl_grpo import attempts
+
 log = logging.getLogger("qwen_vl_grpo")
 
 
 class Ledger(TrainerCallback):
     """Append every logged metric to metrics.jsonl, and show the step, the reward and the time left."""
 
-    def __init__(self, run_dir: Path, steps: int):
+    def __init__(self, run_dir: Path, steps: int, attempt: int = 1):
+        self.attempt = attempt
         self.metrics_path = run_dir / "metrics.jsonl"
         self.last: dict[str, Any] = {}
+        for line in attempts.metrics(run_dir):
+            self._remember(line)
         self.progress = Bar("GRPO", steps)
+        written = self.metrics_path.read_bytes() if self.metrics_path.is_file() else b""
+        self._torn = "\n" if written and not written.endswith(b"\n") else ""  # a line that a kill cut short stays, by itself
         self.file = logging.FileHandler(run_dir / "training.log", encoding="utf-8")
         self.file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(self.file)
@@ -31,12 +38,19 @@ class Ledger(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if not state.is_world_process_zero or not logs:
             return
-        entry = {"step": state.global_step, "time": round(time.time(), 3)} | {_slash(key): value for key, value in logs.items()}
+        entry = {"step": state.global_step, "attempt": self.attempt, "time": round(time.time(), 3)} | {
+            _slash(key): value for key, value in logs.items()
+        }
         with self.metrics_path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+            file.write(self._torn + json.dumps(entry) + "\n")
+        self._torn = ""
+        self._remember(entry)
         if "reward" in logs:
-            self.last = {key: entry[key] for key in ("reward", "loss", "grad_norm", SAMPLING_GAP) if key in entry}
             self.progress.shown = f"reward {logs['reward']:.3f}"
+
+    def _remember(self, entry: dict[str, Any]) -> None:
+        if "reward" in entry:
+            self.last = {key: entry[key] for key in ("reward", "loss", "grad_norm", SAMPLING_GAP) if key in entry}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self.progress.on_train_begin(args, state, control, **named)

@@ -7,7 +7,6 @@ two processes never write the same file.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from qwen_vl_grpo.checkpoints import sha256
 from qwen_vl_grpo.config import RunConfig, check_run_id
 from qwen_vl_grpo.errors import ConfigError, RegistryError
 from qwen_vl_grpo.interfaces import RunCard
@@ -126,7 +126,7 @@ def scan(folder: Path) -> list[str]:
 def hash_files(run_dir: Path, folder: str) -> dict[str, str]:
     """sha256 of every file in one folder of a run that inference needs: weights, adapter, processor, settings; no pickles."""
     wanted = [path for path in sorted((run_dir / folder).iterdir()) if path.suffix in (".safetensors", ".json", ".jinja", ".txt")]
-    return {f"{folder}/{path.name}": _sha256(path) for path in wanted if path.name != "trainer_state.json"}
+    return {f"{folder}/{path.name}": sha256(path) for path in wanted if path.name != "trainer_state.json"}
 
 
 def checkpoint_folder(card: RunCard, run_dir: Path) -> Path:
@@ -139,7 +139,7 @@ def checkpoint_folder(card: RunCard, run_dir: Path) -> Path:
 def verify_files(card: RunCard, run_dir: Path) -> None:
     """Raise RegistryError if a file is missing or not what the card says."""
     for name, expected in card.checkpoint_files.items():
-        if not (run_dir / name).is_file() or _sha256(run_dir / name) != expected:
+        if not (run_dir / name).is_file() or sha256(run_dir / name) != expected:
             raise RegistryError(f"run_id {card.run_id}: {run_dir / name} is missing or has changed since the run; restore it from a copy")
 
 
@@ -176,8 +176,3 @@ def _replace(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import random
-import shutil
 import signal
 import threading
 from pathlib import Path
@@ -19,6 +18,8 @@ from typing import Any
 import numpy
 import torch
 from transformers import Trainer, TrainerCallback
+
+from qwen_vl_grpo import checkpoints
 
 log = logging.getLogger("qwen_vl_grpo")
 
@@ -78,20 +79,19 @@ class Rescue(TrainerCallback):
         if trainer is None or trainer.state.global_step == 0:
             return None
         folder = Path(str(trainer.args.output_dir)) / f"checkpoint-{trainer.state.global_step}"
-        if not whole(folder):
+        if not checkpoints.sealed(folder):
             try:
                 self._write(trainer)
             except Exception as error:  # a card that died takes the trainer's weights with it
                 log.warning("the checkpoint of step %d cannot be written: %s", trainer.state.global_step, " ".join(str(error).split()))
-                shutil.rmtree(folder, ignore_errors=True)
-        kept = [path for path in folder.parent.glob("checkpoint-*") if whole(path)]
-        return max(kept, key=lambda path: int(path.name.split("-")[1])).name if kept else None
+        kept = checkpoints.in_order(folder.parent)
+        return kept[-1].name if kept else None
 
     def _write(self, trainer: Trainer) -> None:
         if self._updating:
             raise RuntimeError("the next update had begun to change the weights")
-        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-            raise RuntimeError("the weights lie on several cards, and the others may be gone")
+        if trainer.args.world_size > 1:
+            raise RuntimeError("it needs every process of the run, and the others may be gone")
         trainer.state.num_input_tokens_seen = self._start["tokens"]
         restore(self._start["generators"])
         model: Any = trainer.model
@@ -109,11 +109,6 @@ class Rescue(TrainerCallback):
             log.info("%s: the run stops as soon as this step is kept", self.asked.name)
             return
         _stop(number)
-
-
-def whole(folder: Path) -> bool:
-    """Whether a checkpoint was written to its end: the trainer writes its own state last."""
-    return (folder / "trainer_state.json").is_file()
 
 
 def generators() -> dict[str, Any]:

@@ -11,7 +11,7 @@ import gc
 import logging
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -65,7 +65,7 @@ class FaithfulGeneration(VLLMGeneration):
         self.memory: dict[str, float] = {}
         self.seconds: dict[str, float] = defaultdict(float)
         self.pinned: tuple[int, ...] | None = None
-        self._calls = 0
+        self._calls = Counter[tuple[int, ...]]()
         super().__init__(*arguments, **named)
 
     @property
@@ -158,10 +158,9 @@ class FaithfulGeneration(VLLMGeneration):
                 self.sync_weights()
             self._wake("kv_cache")
         self._measure("generating")
-        moment = self.pinned or (self.settings.seed, self.accelerator.process_index, self.settings.moment(), self._calls)
+        moment = self.pinned or self._moment(training=profiler is not None)
         with profiler or nullcontext(), seeded(moment), self._timed("generate"):
             outputs = self.llm.generate(requests, sampling_params=self._sampling(group), use_tqdm=False)
-        self._calls += self.pinned is None
         if self.enable_sleep_mode:
             with self._timed("sleep"):
                 self.llm.sleep(level=self.sleep_level)
@@ -170,6 +169,15 @@ class FaithfulGeneration(VLLMGeneration):
         logprobs, token_ids = extract_logprobs(outputs)
         seen = [output.prompt_token_ids for output in outputs for _ in output.outputs]
         return seen, [list(answer.token_ids) for output in outputs for answer in output.outputs], logprobs, token_ids
+
+    def _moment(self, training: bool) -> tuple[int, ...]:
+        """What seeds a call: the step, and how many of its kind were before it in that step, so that a resumed run samples alike.
+
+        Training alone brings TRL's profiler; the parity gate and evaluations are counted apart.
+        """
+        here = (self.settings.seed, self.accelerator.process_index, self.settings.moment(), int(training))
+        self._calls[here] += 1
+        return *here, self._calls[here]
 
     def _sampling(self, group: int) -> Any:
         given = {

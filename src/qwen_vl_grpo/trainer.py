@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import datasets
 import torch
 from peft import PeftModel
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, TrainerState
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from qwen_vl_grpo import checkpoints
 from qwen_vl_grpo.correction import importance_weights, joined, statistics
 from qwen_vl_grpo.errors import PolicyError
 from qwen_vl_grpo.pictures import OncePreprocessed, SharedRows, preprocessed_once, seen_once
 from qwen_vl_grpo.rollouts import FaithfulGeneration
+
+log = logging.getLogger("qwen_vl_grpo")
 
 TABLE_ROWS = 16
 """Completions kept for each table: a gallery to look at, not a copy of the run."""
@@ -29,13 +35,15 @@ OF_COMPLETIONS = (
 class VisionGRPOTrainer(GRPOTrainer):
     """GRPO on pictures: tables that W&B accepts, no pictures sent between ranks, batches that mix pictures and text."""
 
-    def __init__(self, *arguments: Any, correction: str = "sequence_mean", **named: Any):
+    def __init__(self, *arguments: Any, correction: str = "sequence_mean", checkpoint_limit: int | None = None, **named: Any):
         if named["processing_class"].tokenizer.padding_side != "left":  # trl#5785
             raise PolicyError("the processor pads on the right, which puts picture types on padded places; set padding_side to left")
         super().__init__(*arguments, **named)
         self._table_images: list[Any] = []
         self._pictures: OncePreprocessed | None = None
         self._correction = correction
+        self._checkpoint_limit = checkpoint_limit
+        self._saving = self._resumed = False
         self._to_weigh: dict[str, Any] | None = None
         self._gaps: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -107,6 +115,55 @@ class VisionGRPOTrainer(GRPOTrainer):
             self._gaps.append((gaps, inputs["completion_mask"]))
         return scored
 
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return f"{folder}/{checkpoints.ASIDE}" if self._saving else folder
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Write aside, hash and rename: a kill while saving leaves nothing that looks like a checkpoint."""
+        run_dir = Path(self._get_output_dir(trial))
+        self._saving = True
+        try:
+            if self.args.should_save:
+                shutil.rmtree(run_dir / checkpoints.ASIDE, ignore_errors=True)
+            self.accelerator.wait_for_everyone()
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+        finally:
+            self._saving = False
+        if self.args.should_save:
+            checkpoints.publish(run_dir / checkpoints.ASIDE / f"checkpoint-{self.state.global_step}", run_dir)
+            (run_dir / checkpoints.ASIDE).rmdir()
+            checkpoints.prune(run_dir, self._checkpoint_limit)
+        self.accelerator.wait_for_everyone()
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._order: Any = super()._get_train_sampler(dataset)
+        return self._order
+
+    def _init_training_state(self, *arguments: Any, **named: Any) -> tuple[int, int]:
+        """Put the data's order and the generation window where a resumed run left them (trl 1.16).
+
+        RepeatSampler draws each epoch's order from its own generator and begins anew with the first one, so that a run resumed in
+        its second epoch would see the data in another order; and the window is counted from the resumption on.
+        """
+        epochs, steps = super()._init_training_state(*arguments, **named)
+        self._resumed = self.state.global_step > 0
+        for _ in range(epochs if self._order.shuffle else 0):
+            torch.randperm(self._order.num_samples, generator=self._order.generator)
+        self._step = epochs * (len(self._order) // self.args.generation_batch_size) + steps  # type: ignore[operator]
+        if self._step % (self.args.steps_per_generation * self.num_iterations):  # type: ignore[operator]
+            log.warning(
+                "step %d lies between two generations: its completions are gone and generated anew, so the numbers differ from those of a "
+                "run that was not stopped", self.state.global_step,
+            )  # fmt: skip
+        return epochs, steps
+
+    def at_the_end_of(self, checkpoint: Path) -> None:
+        """Take the weights and the step of a checkpoint to which no step is to be added."""
+        self._load_from_checkpoint(str(checkpoint))
+        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Read a whole model as from_pretrained does: transformers 5.17 saves it under the published names of its weights, and on
         resuming passes over every name that is not the module's own, so that the run would go on from the untrained weights.
@@ -129,6 +186,8 @@ class VisionGRPOTrainer(GRPOTrainer):
                 self._logs["images"].extend(self._table_images)
         if self.use_vllm and isinstance(self.vllm_generation, FaithfulGeneration):
             logs |= self.vllm_generation.figures()
+        if self._resumed:
+            logs.pop("train_loss", None)  # transformers divides the loss of the last attempt by the steps of all
         super().log(logs, start_time)
 
 

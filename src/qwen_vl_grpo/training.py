@@ -21,6 +21,8 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from qwen_vl_grpo import (
     answering,
+    attempts,
+    checkpoints,
     dataset,
     evaluation,
     footprint,
@@ -37,7 +39,7 @@ from qwen_vl_grpo import (
     warmup,
 )
 from qwen_vl_grpo.config import TRL_KEYS, RewardEntry, RunConfig, arithmetic, digest
-from qwen_vl_grpo.errors import ConfigError
+from qwen_vl_grpo.errors import ConfigError, DataError
 from qwen_vl_grpo.footprint import Prompt
 from qwen_vl_grpo.interfaces import Generate, RewardFunction, RunCard, Sample, Task
 from qwen_vl_grpo.ledger import Bar, Every, Ledger
@@ -62,17 +64,27 @@ class Prepared:
     """Language layers whose activations are recomputed in the backward pass."""
 
 
-def train(config: RunConfig) -> RunCard:
-    """Run a config to its end and return the finished card; every refusal comes before the run's folder is made."""
-    prepared = prepare(config)
-    run_dir = registry.claim(config)
-    card = _card(config, prepared)
+def train(config: RunConfig, resume: bool = False) -> RunCard:
+    """Run a config to its end and return the finished card; every refusal comes before the run's folder is made.
+
+    With `resume` the run of this id goes on from its newest whole checkpoint, or begins again where it has none.
+    """
+    earlier = attempts.resumable(config) if resume else None
+    prepared = prepare(config, resume)
+    card = _card(config, prepared) if earlier is None else _again(earlier, config, prepared)
+    run_dir = registry.claim(config) if earlier is None else config.run_dir
+    held = attempts.hold(run_dir)
+    checkpoint = checkpoints.newest_whole(run_dir)
+    step = checkpoints.step_of(checkpoint) if checkpoint else 0
+    card = attempts.begin(card, run_dir, step)
     registry.write(card, run_dir)
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
-    ledger, rescue = Ledger(run_dir, config.max_steps), Rescue()
+    ledger, rescue = Ledger(run_dir, config.max_steps, len(card.attempts)), Rescue()
     try:
         rescue.listen()
         card = card.model_copy(update={"tracking": tracking.start(config, card.task, run_dir)})
+        if resume:
+            log.info("attempt %d goes on from %s", len(card.attempts), checkpoint or "the start, as there is no whole checkpoint yet")
         log.info(arithmetic(config))
         log.info("attention %s, weights %s", card.preprocessing["attn_implementation"], card.preprocessing["dtype"])
         log.info("gradient checkpointing (%s): %d layers are recomputed", config.gradient_checkpointing, prepared.recomputed)
@@ -81,8 +93,8 @@ def train(config: RunConfig) -> RunCard:
         rescue.watch(trainer)
         for name, (learning, total) in policy.trainable_parts(trainer.model).items():
             log.info("%s: %s of %s weights learn", name, f"{learning:,}", f"{total:,}")
-        card.metrics |= _train_and_score(config, prepared, trainer, ledger)
-        card = _finish(card, config, trainer, run_dir)
+        _train_and_score(config, prepared, trainer, ledger, card, checkpoint)
+        card = attempts.end(_finish(card, config, trainer, run_dir), "finished", trainer.state.global_step)
         registry.write(card, run_dir)
     except BaseException as error:
         state = "interrupted" if isinstance(error, KeyboardInterrupt | Terminated) else "failed"
@@ -93,18 +105,21 @@ def train(config: RunConfig) -> RunCard:
             error.add_note(kept)
             if state == "interrupted":
                 log.info(kept)
-        registry.write(card.model_copy(update=stopped), run_dir)
+        reached = rescue.trainer.state.global_step if rescue.trainer else 0
+        registry.write(attempts.end(card, state, max(step, reached)).model_copy(update=stopped), run_dir)
         raise
     finally:
         tracking.finish()
         ledger.close()
         rescue.release()
+        held.close()
     return card
 
 
-def prepare(config: RunConfig) -> Prepared:
+def prepare(config: RunConfig, resume: bool = False) -> Prepared:
     """Check everything that can be checked before weights are read; raises the typed error of what is wrong."""
-    registry.refuse_existing(config)
+    if not resume:
+        registry.refuse_existing(config)
     arithmetic(config)
     task = tasks.build(config.task)
     entries = config.rewards or tuple(RewardEntry(function=name, weight=weight) for name, weight in task.rewards)
@@ -145,12 +160,15 @@ def recomputed_layers(config: RunConfig, longest: int) -> int:
 
 def load_policy(config: RunConfig, prepared: Prepared, run_dir: Path) -> Any:
     """The model that GRPO starts from, warmed up first if the config says so."""
-    model = policy.load_model(config)
-    if config.warmup is not None:
+    warmed = run_dir / "warmup"
+    if config.warmup is not None and not warmed.is_dir():
         log.info("warm-up: %d supervised steps of %d", config.warmup.steps, config.warmup.batch_size)
-        bar = Bar("warm-up", config.warmup.steps)
-        warmup.run(model, prepared.processor, prepared.warmup_rows, config.warmup, config.seed, run_dir / "warmup", [bar])
-        model = policy.load_model(config, str(run_dir / "warmup"))
+        bar, aside = Bar("warm-up", config.warmup.steps), run_dir / ".warmup"
+        model = policy.load_model(config)
+        warmup.run(model, prepared.processor, prepared.warmup_rows, config.warmup, config.seed, aside, [bar])
+        aside.rename(warmed)  # a kill in the middle leaves nothing that a resumed run would take
+    model = policy.load_model(config, str(warmed) if config.warmup else None)
+    set_seed(config.seed)  # the adapter's start is the same whether the warm-up ran in this attempt or in an earlier one
     policy.freeze(model, config.lora)
     return model
 
@@ -172,6 +190,7 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
             peft_config=policy.adapter(config.lora),
             callbacks=[ledger],
             correction=config.importance_correction,
+            checkpoint_limit=config.save_total_limit,
         )
     settings.moment = lambda: trainer.state.global_step
     trainer.remove_callback(PrinterCallback)
@@ -248,28 +267,36 @@ def check_trl_fields(config: RunConfig) -> None:
             raise ConfigError(f"trl.{key}: GRPOConfig has no such field" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 
-def _train_and_score(config: RunConfig, prepared: Prepared, trainer: VisionGRPOTrainer, ledger: Ledger) -> dict[str, Any]:
+def _train_and_score(
+    config: RunConfig, prepared: Prepared, trainer: VisionGRPOTrainer, ledger: Ledger, card: RunCard, checkpoint: Path | None
+) -> None:
+    """Train from a checkpoint or from the start, with what is measured put into the card's metrics as soon as it is known."""
     task, functions, held_out = prepared.task, prepared.functions, prepared.held_out
     generate = _generator(config, trainer, prepared.processor)
-    metrics: dict[str, Any] = {}
+    metrics = card.metrics
 
     def scores(samples: list[Sample]) -> dict[str, Any]:
         log.info("scoring %d held-out rows: greedy, and %d sampled answers each", len(samples), config.evaluation.samples)
         return evaluation.evaluate(samples, task, functions, generate, config.evaluation.samples, config.temperature)
 
     if held_out:
-        metrics["before"] = scores(held_out)
+        if "before" not in metrics:
+            metrics["before"] = scores(held_out)
+            registry.write(card, config.run_dir)
         log.info("before: %s", _line(metrics["before"]))
         if config.evaluation.every:
             some = held_out[: config.evaluation.every_limit]
             trainer.add_callback(Every(config.evaluation.every, trainer, lambda step: evaluation.flat(scores(some))))
     if config.use_vllm:
         checked = [dataset.to_sample(row) for row in prepared.rows.select(range(min(parity.ROWS, len(prepared.rows))))]
-        metrics["parity"] = parity.check(trainer, checked, "before the first step")
+        metrics["parity"] = parity.check(trainer, checked, "before the first step" if checkpoint is None else "before the run goes on")
         if config.parity_every:
             trainer.add_callback(Every(config.parity_every, trainer, lambda step: parity.check(trainer, checked, f"after step {step}")))
     started = time.perf_counter()
-    trainer.train()
+    if checkpoint is not None and checkpoints.step_of(checkpoint) == config.max_steps:
+        trainer.at_the_end_of(checkpoint)
+    else:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     metrics["train_seconds"] = round(time.perf_counter() - started, 1)
     metrics["last_step"] = ledger.last
     if held_out:
@@ -278,7 +305,6 @@ def _train_and_score(config: RunConfig, prepared: Prepared, trainer: VisionGRPOT
         if config.evaluation.blind:
             metrics["blind"] = evaluation.blind(held_out, task, functions, generate)
             log.info("blind (white picture): correct %.3f", metrics["blind"]["correct"])
-    return metrics
 
 
 def _generator(config: RunConfig, trainer: VisionGRPOTrainer, processor: Any) -> Generate:
@@ -323,6 +349,15 @@ def _card(config: RunConfig, prepared: Prepared) -> RunCard:
         },
         created=registry.now(),
     )  # fmt: skip
+
+
+def _again(card: RunCard, config: RunConfig, prepared: Prepared) -> RunCard:
+    """The card of a run that goes on; raises DataError if its rows are others by now."""
+    if dataset.fingerprint(prepared.rows) != card.dataset["fingerprint"]:
+        raise DataError(f"{config.dataset_name}, split {config.dataset_split}: its rows have changed since the run began; put them back")
+    if card.versions != hardware.versions():
+        log.warning("other versions than when the run began, so its numbers may differ from those of a run that was not stopped")
+    return card.model_copy(update={"config": config.model_dump(mode="json")})
 
 
 def _finish(card: RunCard, config: RunConfig, trainer: VisionGRPOTrainer, run_dir: Path) -> RunCard:

@@ -3,10 +3,12 @@
 import pytest
 
 from qwen_vl_grpo import config as configs
+from qwen_vl_grpo.errors import ConfigError
 
 HARMLESS = [
     {"max_steps": 7},
     {"save_steps": 7},
+    {"save_total_limit": 7},
     {"logging_steps": 7},
     {"tracking": {"project": "other", "report_to": "none"}},
     {"allow_tight_memory": True},
@@ -42,3 +44,18 @@ def test_any_other_key_changes_the_digest(config_of, change):
 
 def test_the_order_of_the_keys_does_not_change_the_digest(config_of):
     assert configs.digest(config_of(seed=3, beta=0.1)) == configs.digest(config_of(beta=0.1, seed=3))
+
+
+def test_the_keys_that_differ_are_named_with_their_section_and_the_harmless_ones_are_not(config_of):
+    other = config_of(seed=1, max_steps=7, lora={"r": 8}, trl={"epsilon": 0.1}, data={"columns": {"answer": "gold"}})
+    assert configs.differences(config_of(), other) == ["data.columns", "data.columns.answer", "lora.r", "seed", "trl", "trl.epsilon"]
+    assert configs.differences(other, other.model_copy(update={"max_steps": 8})) == []
+
+
+@pytest.mark.parametrize(
+    ("save_steps", "trl"), [(3, {"steps_per_generation": 4}), (1, {"num_iterations": 2}), (2, {"steps_per_generation": 3})]
+)
+def test_a_save_between_two_generations_is_refused(config_of, save_steps, trl):
+    with pytest.raises(ConfigError, match="falls between two generations"):
+        config_of(save_steps=save_steps, gradient_accumulation_steps=2, trl=trl)
+    config_of(save_steps=6, gradient_accumulation_steps=2, trl=trl)

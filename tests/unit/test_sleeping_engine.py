@@ -48,7 +48,7 @@ def generation(monkeypatch):
     processor = SimpleNamespace(image_token_id=7, video_token_id=8)
     vars(generation).update(
         mode="colocate", tensor_parallel_size=1, enable_sleep_mode=True, sleep_level=2, _llm_weights_sleeping=True,
-        llm=CountingEngine(), memory={}, seconds=Counter(), pinned=(0,), _calls=0, processing_class=processor,
+        llm=CountingEngine(), memory={}, seconds=Counter(), pinned=(0,), processing_class=processor,
     )  # fmt: skip
     return generation
 
@@ -89,3 +89,21 @@ def test_memory_that_is_short_on_waking_is_still_told_as_that(generation, monkey
     monkeypatch.setattr(generation.llm, "wake_up", short)
     with pytest.raises(HardwareError, match="cannot wake its weights"):
         generation.generate([[1]], None, 1)
+
+
+def test_a_resumed_engine_draws_with_the_seeds_of_the_uninterrupted_one(generation):
+    """Whatever was answered in earlier steps, and however often the policy was looked at in this one."""
+    step = 0
+
+    def fresh():
+        generation.settings = rollouts.EngineSettings(seed=3, moment=lambda: step)
+        generation.accelerator, generation._calls = SimpleNamespace(process_index=0), Counter()
+
+    fresh()
+    generation._moment(training=True)
+    step = 2
+    looks = [generation._moment(training=False) for _ in range(2)]
+    expected = [generation._moment(training=True) for _ in range(2)]
+    fresh()
+    assert [generation._moment(training=True) for _ in range(2)] == expected
+    assert len({*expected, *looks}) == 4

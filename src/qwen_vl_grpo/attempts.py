@@ -1,0 +1,81 @@
+"""The attempts that a run takes when it is killed and resumed: which run may go on, and what its card says of each."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any
+
+from qwen_vl_grpo import checkpoints, registry
+from qwen_vl_grpo.config import RunConfig, check, differences
+from qwen_vl_grpo.errors import ConfigError, RegistryError
+from qwen_vl_grpo.interfaces import RunCard
+
+
+def resumable(config: RunConfig) -> RunCard:
+    """The card of the run that this config goes on with; reads no weights.
+
+    Raises RegistryError if there is no such run, it is running or at its end, ConfigError with the keys that differ.
+    """
+    run_dir = config.run_dir
+    if not (run_dir / "run.json").is_file():
+        raise RegistryError(f"run_id {config.run_id}: there is no run in {run_dir} to resume; leave out --resume to start it")
+    hold(run_dir).close()
+    card = registry.read(run_dir)
+    if keys := differences(check(card.config, str(run_dir / "run.json")), config):
+        raise ConfigError(
+            f"run_id {config.run_id}: cannot be resumed with another {', '.join(keys)}; give what {run_dir / 'config.yaml'} has, "
+            "or choose another run_id"
+        )
+    reached = max(map(checkpoints.step_of, checkpoints.in_order(run_dir)), default=0)
+    if reached > config.max_steps or (card.state == "finished" and reached == config.max_steps):
+        raise RegistryError(f"run_id {config.run_id}: has reached step {reached} already; raise max_steps to go on")
+    return card
+
+
+def hold(run_dir: Path) -> IO[str]:
+    """Keep every other process from this run until the file is closed or this process dies, by whatever hand.
+
+    Raises RegistryError if another process has it.
+    """
+    file = (run_dir / ".lock").open("w", encoding="utf-8")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise RegistryError(f"{run_dir}: another process is running this run; wait for it, or stop it first") from None
+    return file
+
+
+def begin(card: RunCard, run_dir: Path, step: int) -> RunCard:
+    """The card with one attempt more, which goes on from `step`; one that never ended was killed."""
+    past = list(card.attempts)
+    if past and past[-1]["end"] is None:
+        lines = [line for line in metrics(run_dir) if line.get("attempt") == len(past)]
+        seen = {"last_step": lines[-1]["step"], "end": _moment(lines[-1]["time"])} if lines else {"end": past[-1]["start"]}
+        past[-1] = past[-1] | {"state": "killed"} | seen
+    now = {"start": registry.now(), "end": None, "state": "running", "first_step": step + 1, "last_step": step}
+    return card.model_copy(update={"attempts": [*past, now], "state": "running", "error": None, "finished": None})
+
+
+def end(card: RunCard, state: str, step: int) -> RunCard:
+    """The card with its last attempt ended in a state, after `step`."""
+    last = card.attempts[-1] | {"end": registry.now(), "state": state, "last_step": step}
+    return card.model_copy(update={"attempts": [*card.attempts[:-1], last]})
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl in the order they were written, without one that a kill cut short."""
+    path, lines = run_dir / "metrics.jsonl", []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue
+    return lines
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,81 @@
+"""Checkpoints that are whole or not there: written aside, hashed, then renamed.
+
+transformers writes into the final folder and leaves half a checkpoint there when it is killed, which its own search for the
+last one then takes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from pathlib import Path
+
+log = logging.getLogger("qwen_vl_grpo")
+
+ASIDE = ".saving"
+"""The folder in a run's own in which a checkpoint is written."""
+
+HASHES = "files.sha256"
+"""One line a file, as `sha256sum -c` reads them; written last."""
+
+
+def publish(aside: Path, run_dir: Path) -> Path:
+    """Hash a finished checkpoint and put it into the run's folder in one step; returns where it lies then."""
+    names = sorted(path.relative_to(aside).as_posix() for path in aside.rglob("*") if path.is_file())
+    (aside / HASHES).write_text("".join(f"{_on_disk(aside / name)}  {name}\n" for name in names), encoding="utf-8")
+    place = run_dir / aside.name
+    if place.exists():  # it was not whole, or the run would have gone on from there
+        shutil.rmtree(place)
+    os.replace(aside, place)
+    return place
+
+
+def sealed(folder: Path) -> bool:
+    """Whether a checkpoint was written to its end."""
+    return (folder / HASHES).is_file()
+
+
+def whole(folder: Path) -> bool:
+    """Whether every file of a checkpoint is there and as it was written."""
+    if not sealed(folder):
+        return False
+    lines = (folder / HASHES).read_text(encoding="utf-8").splitlines()
+    return all((folder / name).is_file() and sha256(folder / name) == expected for expected, _, name in (x.partition("  ") for x in lines))
+
+
+def in_order(run_dir: Path) -> list[Path]:
+    """The checkpoints that were written to their end, oldest step first."""
+    return sorted((path for path in run_dir.glob("checkpoint-*") if sealed(path)), key=step_of)
+
+
+def newest_whole(run_dir: Path) -> Path | None:
+    """The checkpoint to go on from; one that has changed on the disk is passed over with a warning."""
+    for folder in reversed(in_order(run_dir)):
+        if whole(folder):
+            return folder
+        log.warning("%s is not as it was written, so it is passed over", folder)
+    return None
+
+
+def prune(run_dir: Path, limit: int | None) -> None:
+    """Delete all but the last `limit` checkpoints."""
+    for folder in in_order(run_dir)[: -limit if limit else 0]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.split("-")[1])
+
+
+def _on_disk(path: Path) -> str:
+    """The hash of a file that has reached the disk: the checkpoint before it may be deleted next."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return sha256(path)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,64 @@
+"""Covers checkpoints that are whole or not there."""
+
+import pytest
+
+from qwen_vl_grpo import checkpoints
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Save a checkpoint as the trainer does: aside first."""
+
+    def save(step: int, content: str = "weights"):
+        aside = tmp_path / checkpoints.ASIDE / f"checkpoint-{step}"
+        (aside / "sharded").mkdir(parents=True)
+        (aside / "model.safetensors").write_text(content)
+        (aside / "sharded/optimizer.pt").write_text("moments")
+        return checkpoints.publish(aside, tmp_path)
+
+    return save
+
+
+def test_the_newest_step_is_taken_and_not_the_newest_name(saved, tmp_path):
+    folders = [saved(step) for step in (9, 10)]
+    assert checkpoints.in_order(tmp_path) == folders
+    assert checkpoints.newest_whole(tmp_path) == folders[1]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "sharded/optimizer.pt"])
+@pytest.mark.parametrize("fault", ["missing", "changed", "cut"])
+def test_a_checkpoint_with_a_fault_is_passed_over(saved, tmp_path, name, fault, caplog):
+    older, newer = saved(1), saved(2)
+    if fault == "missing":
+        (newer / name).unlink()
+    else:
+        (newer / name).write_text("other" if fault == "changed" else "")
+    assert checkpoints.newest_whole(tmp_path) == older
+    assert f"{newer} is not as it was written" in caplog.text
+
+
+def test_what_was_not_written_to_its_end_is_no_checkpoint(saved, tmp_path):
+    (saved(1) / checkpoints.HASHES).unlink()
+    (tmp_path / checkpoints.ASIDE / "checkpoint-2").mkdir(parents=True)
+    assert checkpoints.newest_whole(tmp_path) is None
+
+
+def test_a_step_that_was_broken_is_replaced(saved, tmp_path):
+    saved(1, "broken")
+    assert (saved(1, "mended") / "model.safetensors").read_text() == "mended"
+    assert checkpoints.whole(tmp_path / "checkpoint-1")
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(None, [1, 2, 3]), (2, [2, 3]), (1, [3]), (9, [1, 2, 3])])
+def test_the_last_ones_are_kept(saved, tmp_path, limit, kept):
+    for step in (1, 2, 3):
+        saved(step)
+    checkpoints.prune(tmp_path, limit)
+    assert [checkpoints.step_of(path) for path in checkpoints.in_order(tmp_path)] == kept
+
+
+def test_one_that_is_not_whole_does_not_push_out_the_good_one(saved, tmp_path):
+    good = saved(1)
+    (saved(2) / checkpoints.HASHES).unlink()
+    checkpoints.prune(tmp_path, 1)
+    assert checkpoints.in_order(tmp_path) == [good]
