@@ -52,19 +52,24 @@ def start(folder: Path, run_id: str, *arguments: str) -> subprocess.Popen[bytes]
 
 def kill(process: subprocess.Popen[bytes], run_dir: Path, moment: str, chance: random.Random) -> bool:
     """Kill a run at a random moment of a kind; False if it ended before."""
-    before = len(attempts.metrics(run_dir))
+    began, before = time.time(), len(attempts.metrics(run_dir))
     steps = chance.randint(1, 5)
     while process.poll() is None:
         if (
             moment == "start"
             or (moment == "step" and len(attempts.metrics(run_dir)) >= before + steps)
-            or (moment == "save" and any((run_dir / checkpoints.ASIDE).glob("*/*")))
+            or (moment == "save" and half_written(run_dir, began))
         ):
             time.sleep(chance.uniform(0, {"start": 10.0, "step": 0.5, "save": 0.02}[moment]))
             process.kill()
             return process.wait() < 0
         time.sleep(0.0005)
     return False
+
+
+def half_written(run_dir: Path, since: float) -> list[str]:
+    """The checkpoints that a process which began then is writing, or was writing when it was killed."""
+    return [path.name for path in (run_dir / checkpoints.ASIDE).glob("*") if path.stat().st_mtime > since]
 
 
 def numbers(run_dir: Path) -> dict[tuple[int, str], list[Any]]:
@@ -111,12 +116,12 @@ def main() -> None:
         run_dir, kills = folder / "runs/killed", []
         while len(kills) < asked.kills:
             moment = MOMENTS[len(kills) % len(MOMENTS)]
+            began = time.time()
             process = start(folder, "killed", *(["--resume"] if (run_dir / "run.json").is_file() else []))
             if not kill(process, run_dir, moment, chance):
                 sys.exit((folder / "killed.out").read_text(encoding="utf-8") + f"\nended after {len(kills)} kills")
-            left = [path.name for path in sorted((run_dir / checkpoints.ASIDE).glob("*"))]
             lines = attempts.metrics(run_dir)
-            kills.append((moment, lines[-1]["step"] if lines else 0, " ".join(left) or "-"))
+            kills.append((moment, lines[-1]["step"] if lines else 0, " ".join(half_written(run_dir, began)) or "-"))
         if start(folder, "killed", "--resume").wait():
             sys.exit((folder / "killed.out").read_text(encoding="utf-8"))
         print(f"{'kill':>4}  {'in':6} {'after step':>10}  half-written checkpoint")
