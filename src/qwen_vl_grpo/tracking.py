@@ -7,17 +7,23 @@ what comes with an older one.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import TrackingError
 
+OURS = ("step", "attempt", "time")
 SECRETS = ("token", "key", "secret", "password")
 
 
-def start(config: RunConfig, task: str, run_dir: Path) -> dict[str, Any]:
-    """Start tracking and return what the card keeps of it; raises TrackingError if W&B was asked for and does not start."""
+def start(config: RunConfig, task: str, run_dir: Path, written: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Start tracking and return what the card keeps of it; raises TrackingError if W&B was asked for and does not start.
+
+    `written` are the metrics of earlier attempts: those that W&B does not have are reported first. A kill takes the last 32 KiB of
+    an offline run with it (wandb 0.31), so there everything is reported again and the earlier folder is set aside for `wandb sync`.
+    """
     if config.tracking.report_to == "none":
         return {"report_to": "none"}
     mode = config.tracking.mode
@@ -28,6 +34,9 @@ def start(config: RunConfig, task: str, run_dir: Path) -> dict[str, Any]:
     try:
         import wandb
 
+        if mode == "offline":
+            for folder in (run_dir / "wandb").glob("offline-run-*"):
+                folder.rename(folder.with_name(folder.name.replace("offline-run", "replaced-run")))
         run = wandb.init(
             project=config.tracking.project,
             id=config.run_id,
@@ -40,11 +49,38 @@ def start(config: RunConfig, task: str, run_dir: Path) -> dict[str, Any]:
             resume="allow",
             config=scrub(config.model_dump(mode="json")),
         )
+        report_again(run, written)
     except Exception as error:  # wandb raises its own and others' errors alike
         raise TrackingError(
             f"tracking: W&B did not start ({' '.join(str(error).split())[:200]}); set tracking.mode: offline, or tracking.report_to: none"
         ) from None
     return {"report_to": "wandb", "project": config.tracking.project, "id": config.run_id, "mode": mode, "url": run.url}
+
+
+def report_again(run: Any, written: Sequence[dict[str, Any]]) -> None:
+    """Report the lines of metrics.jsonl that W&B does not have, each step once, as transformers' callback names them."""
+    run.define_metric("train/global_step")
+    run.define_metric("*", step_metric="train/global_step", step_sync=True)
+    had = dict(run.summary).get("train/global_step", 0) if run.resumed else 0
+    reached = had
+    for attempt in sorted({line["attempt"] for line in written}):
+        lines = [line for line in written if line["attempt"] == attempt and line["step"] > reached]
+        for line in lines:
+            values = {key if key.startswith("eval/") else f"train/{key}": value for key, value in line.items() if key not in OURS}
+            run.log(values | {"train/global_step": line["step"]})
+        reached = max([reached, *(line["step"] for line in lines)])
+
+
+def pass_over(trainer: Any, written: Sequence[dict[str, Any]]) -> None:
+    """Do not report the steps that are done again: the curves would run backwards."""
+    reached = max((line["step"] for line in written), default=0)
+
+    def later(on_log: Any) -> Any:
+        return lambda args, state, control, **named: on_log(args, state, control, **named) if state.global_step > reached else None
+
+    for callback in trainer.callback_handler.callbacks:
+        if type(callback).__name__ == "WandbCallback":
+            callback.on_log = later(callback.on_log)
 
 
 def finish() -> None:

@@ -82,7 +82,8 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
     ledger, rescue = Ledger(run_dir, config.max_steps, len(card.attempts)), Rescue()
     try:
         rescue.listen()
-        card = card.model_copy(update={"tracking": tracking.start(config, card.task, run_dir)})
+        written = attempts.metrics(run_dir)
+        card = card.model_copy(update={"tracking": tracking.start(config, card.task, run_dir, written)})
         if resume:
             log.info("attempt %d goes on from %s", len(card.attempts), checkpoint or "the start, as there is no whole checkpoint yet")
         log.info(arithmetic(config))
@@ -91,6 +92,7 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
         model = load_policy(config, prepared, run_dir)
         trainer = build_trainer(config, prepared, model, run_dir, ledger)
         rescue.watch(trainer)
+        tracking.pass_over(trainer, written)
         for name, (learning, total) in policy.trainable_parts(trainer.model).items():
             log.info("%s: %s of %s weights learn", name, f"{learning:,}", f"{total:,}")
         _train_and_score(config, prepared, trainer, ledger, card, checkpoint)

@@ -25,3 +25,34 @@ def test_no_tracking_starts_no_tracker(config_of, tmp_path):
     assert tracking.start(config_of(tracking={"report_to": "none"}), "task", tmp_path) == {"report_to": "none"}
     assert list(tmp_path.iterdir()) == []
     assert getattr(sys.modules.get("wandb"), "run", None) is None
+
+
+class Reports:
+    """Keeps what is reported, as the W&B run that a server knows up to a step; there is no server here."""
+
+    def __init__(self, had: int | None):
+        self.resumed, self.summary, self.lines = had is not None, {"train/global_step": had}, []
+
+    def define_metric(self, *_, **__):
+        pass
+
+    def log(self, values):
+        self.lines.append(values)
+
+
+@pytest.mark.parametrize(("had", "steps"), [(None, [1, 2, 2, 3]), (0, [1, 2, 2, 3]), (2, [3]), (9, [])])
+def test_what_the_tracker_lacks_of_earlier_attempts_is_reported_once_and_in_order(had, steps):
+    written = [
+        {"step": step, "attempt": attempt, "time": 1.0, **values}
+        for attempt, step, values in [
+            (1, 1, {"loss": 0.5}),
+            (1, 2, {"eval/a": 1}),
+            (1, 2, {"loss": 0.4}),
+            (2, 2, {"loss": 0.4}),
+            (2, 3, {"loss": 0.3}),
+        ]
+    ]
+    run = Reports(had)
+    tracking.report_again(run, written)
+    assert [line["train/global_step"] for line in run.lines] == steps
+    assert all(set(line) <= {"train/loss", "eval/a", "train/global_step"} for line in run.lines)

@@ -1,0 +1,51 @@
+"""Covers a tracked run that is killed and resumed: offline W&B has every step of it once and in order."""
+
+import json
+import random
+
+import pytest
+from wandb.proto import wandb_internal_pb2
+
+from benchmarks.kill_resume import kill
+
+TRACKED = {"max_steps": 8, "save_steps": 4, "tracking": {"report_to": "wandb", "mode": "offline"}}
+
+
+def records(path):
+    """The records of an offline run: a header of seven bytes, then LevelDB's blocks of 32 KiB; a kill may cut the last one short."""
+    data, place, whole = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4) and place <= len(data):  # whole, or the last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            yield record
+            whole = b""
+
+
+@pytest.fixture(scope="module")
+def history(workshop):
+    """What the tracker has of a run that was killed and resumed."""
+    process = workshop.start("-m", "qwen_vl_grpo", "train", "--config", workshop.config("followed", **TRACKED))
+    assert kill(process, workshop.run_dir("followed"), "step", random.Random(1))
+    done = workshop.train("followed", "--resume", **TRACKED)
+    assert done.returncode == 0, done.stderr
+    found = list(workshop.run_dir("followed").glob("wandb/offline-run-*/run-followed.wandb"))
+    assert len(found) == 1, "wandb sync would be given more than one part"
+    history = [record.history for record in records(found[0]) if record.WhichOneof("record_type") == "history"]
+    return [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in line.item} for line in history]
+
+
+def test_no_step_of_training_goes_back_or_is_left_out(workshop, history):
+    trained = [line["train/global_step"] for line in history if "train/loss" in line]
+    assert trained == list(range(1, 9))
+    losses = {line["step"]: line["loss"] for line in workshop.metrics("followed") if "loss" in line}
+    assert {line["train/global_step"]: line["train/loss"] for line in history if "train/loss" in line} == losses
+    written = [line["step"] for line in workshop.metrics("followed") if "loss" in line]
+    assert len(written) > 8, "no step was done again, so nothing was shown"
