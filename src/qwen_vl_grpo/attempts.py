@@ -35,6 +35,26 @@ def resumable(config: RunConfig) -> RunCard:
     return card
 
 
+def parent(config: RunConfig) -> tuple[RunCard, Path] | None:
+    """The card of the run that this one starts from, and the folder with its weights; reads none.
+
+    Raises RegistryError if there is no such run or it has no checkpoint, ConfigError if its weights belong to another model.
+    """
+    if config.init_from is None:
+        return None
+    card, run_dir = registry.resolve(config.init_from)
+    folder, old = registry.checkpoint_folder(card, run_dir), check(card.config, str(run_dir / "run.json"))
+    keys = [key for key in ("model_name", "model_revision", "lora") if getattr(old, key) != getattr(config, key)]
+    if keys:
+        raise ConfigError(f"init_from {config.init_from}: that run has another {', '.join(keys)}; give what its config.yaml has")
+    if config.lora.enabled and old.warmup:
+        raise ConfigError(
+            f"init_from {config.init_from}: its adapter stands on the base that it warmed up, which is not {config.model_name}; start from "
+            "a run without warmup, or one with lora.enabled: false"
+        )
+    return card, folder
+
+
 def hold(run_dir: Path) -> IO[str]:
     """Keep every other process from this run until the file is closed or this process dies, by whatever hand.
 

@@ -218,6 +218,7 @@ def _refuse_early(run: Any, resume: bool) -> None:
         attempts.resumable(run)
     else:
         registry.refuse_existing(run)
+        attempts.parent(run)
     tasks.build(run.task)
     for entry in run.rewards:
         if ".py:" not in entry.function:

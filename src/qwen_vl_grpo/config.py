@@ -154,6 +154,8 @@ class RunConfig(Section):
     """The run lives in {output_dir}/{run_id}/."""
     model_name: str = "Qwen/Qwen2.5-VL-7B-Instruct"
     """A Qwen2-VL, Qwen2.5-VL or Qwen3-VL checkpoint: Hub id or local folder."""
+    init_from: Annotated[str, AfterValidator(_run_id)] | None = None
+    """A run whose last checkpoint this one starts from (weights or adapter alone); a KL term still counts from model_name."""
     model_revision: str | None = None
     """Hub revision of the model (branch, tag or commit)."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -269,6 +271,12 @@ class RunConfig(Section):
                 "evaluation.dataset_split: would score the rows that are trained on; "
                 + ("name a folder with one file a split as dataset_name" if one_file else "name another split")
             )
+        return self
+
+    @model_validator(mode="after")
+    def _begins_once(self) -> RunConfig:
+        if self.init_from is not None and self.warmup is not None:
+            raise ValueError("init_from: starts from what a run has learned, and a warm-up would write over it; remove one of the two")
         return self
 
     @model_validator(mode="after")

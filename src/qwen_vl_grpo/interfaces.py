@@ -95,6 +95,8 @@ class RunCard(BaseModel):
     checkpoint_files: dict[str, str] = {}
     """File, relative to the run's folder -> sha256: the final weights, and the warmed-up base where there is one."""
     tracking: dict[str, Any] = {}
+    parent: dict[str, Any] | None = None
+    """run_id, checkpoint and hashes of the files that the run started from (`init_from`)."""
     attempts: list[dict[str, Any]] = []
     """start, end, state, first_step and last_step of each. In metrics.jsonl a step that was done again has the line of each attempt."""
     created: str = ""

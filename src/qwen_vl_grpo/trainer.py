@@ -159,6 +159,10 @@ class VisionGRPOTrainer(GRPOTrainer):
             )  # fmt: skip
         return epochs, steps
 
+    def start_from(self, checkpoint: Path) -> None:
+        """Take the weights of another run's checkpoint, and nothing else of it."""
+        self._load_from_checkpoint(str(checkpoint))
+
     def at_the_end_of(self, checkpoint: Path) -> None:
         """Take the weights and the step of a checkpoint to which no step is to be added."""
         self._load_from_checkpoint(str(checkpoint))

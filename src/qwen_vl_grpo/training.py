@@ -91,6 +91,10 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
         log.info("gradient checkpointing (%s): %d layers are recomputed", config.gradient_checkpointing, prepared.recomputed)
         model = load_policy(config, prepared, run_dir)
         trainer = build_trainer(config, prepared, model, run_dir, ledger)
+        if checkpoint is None and (parent := attempts.parent(config)):
+            registry.verify_files(parent[0], parent[1].parent)
+            log.info("starts from the weights of run %s, %s", parent[0].run_id, parent[1].name)
+            trainer.start_from(parent[1])
         rescue.watch(trainer)
         tracking.pass_over(trainer, written)
         for name, (learning, total) in policy.trainable_parts(trainer.model).items():
@@ -349,8 +353,14 @@ def _card(config: RunConfig, prepared: Prepared) -> RunCard:
             "attn_implementation": policy.attention(config), "dtype": str(policy.weight_dtype(config)).removeprefix("torch."),
             "layers_recomputed": prepared.recomputed,
         },
+        parent=_parent(config),
         created=registry.now(),
     )  # fmt: skip
+
+
+def _parent(config: RunConfig) -> dict[str, Any] | None:
+    found = attempts.parent(config)
+    return found and {"run_id": found[0].run_id, "checkpoint": found[0].checkpoint, "checkpoint_files": found[0].checkpoint_files}
 
 
 def _again(card: RunCard, config: RunConfig, prepared: Prepared) -> RunCard:
