@@ -145,11 +145,13 @@ def recomputed_layers(config: RunConfig, longest: int) -> int:
 
 def load_policy(config: RunConfig, prepared: Prepared, run_dir: Path) -> Any:
     """The model that GRPO starts from, warmed up first if the config says so."""
-    model = policy.load_model(config)
-    if config.warmup is not None:
+    if config.warmup is None:
+        model = policy.load_model(config)
+    else:
+        model = policy.load_model(config.model_copy(update={"dtype": "float32"}))  # bfloat16 would round small updates away
         log.info("warm-up: %d supervised steps of %d", config.warmup.steps, config.warmup.batch_size)
         bar = Bar("warm-up", config.warmup.steps)
-        warmup.run(model, prepared.processor, prepared.warmup_rows, config.warmup, config.seed, run_dir / "warmup", [bar])
+        warmup.run(model, prepared.processor, prepared.warmup_rows, config, run_dir / "warmup", [bar])
         model = policy.load_model(config, str(run_dir / "warmup"))
     policy.freeze(model, config.lora)
     return model
