@@ -124,6 +124,8 @@ class EvaluationSection(Section):
     """Sampled completions for each held-out row, beside one greedy completion."""
     blind: bool = True
     """After training, also answer with a white picture: a policy that looks falls to chance."""
+    without_adapter: bool = False
+    """After training, also score with the LoRA adapter switched off: what is lost again is what GRPO taught it."""
     batch_size: int = Field(default=64, ge=1)
     """Completions generated at once."""
 
@@ -266,6 +268,14 @@ class RunConfig(Section):
                 "evaluation.dataset_split: would score the rows that are trained on; "
                 + ("name a folder with one file a split as dataset_name" if one_file else "name another split")
             )
+        return self
+
+    @model_validator(mode="after")
+    def _adapter_can_be_switched_off(self) -> RunConfig:
+        if self.evaluation.without_adapter and not self.lora.enabled:
+            raise ValueError("evaluation.without_adapter: there is no adapter with lora.enabled: false; remove one of the two")
+        if self.evaluation.without_adapter and self.lora.quantization and self.use_vllm:
+            raise ValueError("evaluation.without_adapter: a 4-bit base reaches vLLM with its adapter merged only; set use_vllm: false")
         return self
 
     @property

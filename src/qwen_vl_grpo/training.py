@@ -280,6 +280,10 @@ def _train_and_score(config: RunConfig, prepared: Prepared, trainer: VisionGRPOT
         if config.evaluation.blind:
             metrics["blind"] = evaluation.blind(held_out, task, functions, generate)
             log.info("blind (white picture): correct %.3f", metrics["blind"]["correct"])
+        if config.evaluation.without_adapter:
+            with trainer.accelerator.unwrap_model(trainer.model).disable_adapter():
+                metrics["without_adapter"] = scores(held_out)
+            log.info("without the adapter: %s", _line(metrics["without_adapter"]))
     return metrics
 
 

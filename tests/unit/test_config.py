@@ -132,3 +132,15 @@ def test_a_context_without_room_for_a_prompt_is_refused():
     with pytest.raises(ConfigError, match=r"vllm_max_model_length 512: .* max_completion_length 512 leaves no token for a prompt"):
         configs.check({"run_id": "unit", "vllm_max_model_length": 512, "max_completion_length": 512})
     assert configs.check({"run_id": "unit", "vllm_max_model_length": 513, "max_completion_length": 512})
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"lora": {"enabled": False}}, "there is no adapter with lora.enabled: false"),
+        ({"lora": {"quantization": "4bit"}, "use_vllm": True}, "set use_vllm: false"),
+    ],
+)
+def test_an_adapter_that_cannot_be_switched_off_is_refused(config_of, changes, why):
+    with pytest.raises(ConfigError, match=f"evaluation.without_adapter: .*{why}"):
+        config_of(evaluation={"without_adapter": True}, **changes)
