@@ -13,6 +13,7 @@ from peft import PeftModel
 from transformers import AutoModelForImageTextToText
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from qwen_vl_grpo import groups
 from qwen_vl_grpo.correction import importance_weights, joined, statistics
 from qwen_vl_grpo.errors import DivergenceError, PolicyError
 from qwen_vl_grpo.pictures import OncePreprocessed, SharedRows, preprocessed_once, seen_once
@@ -58,6 +59,11 @@ class VisionGRPOTrainer(GRPOTrainer):
         As they are, every picture is pickled and sent at every step (trl 1.16), and wandb.Table refuses nested prompts.
         """
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if self.model.training:  # type: ignore[union-attr]
+            size: Any = self.num_generations
+            told = groups.statistics(rewards, self.reward_weights, size) | groups.unique(completion_ids_list, size)
+            for name, value in told.items():
+                self._metrics["train"][name].append(value)
         self._table_images = [row.get("images") or [] for row in inputs[:TABLE_ROWS]]
         prompts[:] = [as_text(prompt) for prompt in prompts]
         completions[:] = [as_text(completion) for completion in completions]
