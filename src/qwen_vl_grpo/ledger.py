@@ -1,4 +1,4 @@
-"""What a run writes as it goes: metrics.jsonl, training.log, and a line or a bar for the person who watches."""
+"""What a run writes as it goes: metrics.jsonl, training.log, its alarms, and a line or a bar for the person who watches."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import Trainer, TrainerCallback
 
+from qwen_vl_grpo import tracking
+from qwen_vl_grpo.alarms import Watch
+
 log = logging.getLogger("qwen_vl_grpo")
 
 
@@ -23,6 +26,7 @@ class Ledger(TrainerCallback):
     def __init__(self, run_dir: Path, steps: int):
         self.metrics_path = run_dir / "metrics.jsonl"
         self.last: dict[str, Any] = {}
+        self.watch = Watch()
         self.progress = Bar("GRPO", steps)
         self.file = logging.FileHandler(run_dir / "training.log", encoding="utf-8")
         self.file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -32,11 +36,26 @@ class Ledger(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         entry = {"step": state.global_step, "time": round(time.time(), 3)} | {_slash(key): value for key, value in logs.items()}
+        if "reward" in logs:
+            self._sound(entry)
         with self.metrics_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         if "reward" in logs:
             self.last = {key: entry[key] for key in ("reward", "loss", "grad_norm", SAMPLING_GAP) if key in entry}
             self.progress.shown = f"reward {logs['reward']:.3f}"
+
+    def _sound(self, entry: dict[str, Any]) -> None:
+        """Say once that an alarm starts and once that it ends, and mark the steps between."""
+        started, ended = self.watch.update(entry)
+        for alarm in started:
+            log.warning("alarm %s at step %d: %s", alarm["name"], entry["step"], alarm["text"])
+            tracking.alert(f"{alarm['name']} at step {entry['step']}", alarm["text"])
+        for alarm in ended:
+            log.info("alarm %s is over at step %d; it held from step %d", alarm["name"], entry["step"], alarm["first_step"])
+        on = {f"alarms/{name}": 1.0 for name in self.watch.on}
+        if started or ended:
+            tracking.log({f"alarms/{alarm['name']}": 0.0 for alarm in ended} | on)
+        entry |= on
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self.progress.on_train_begin(args, state, control, **named)

@@ -7,6 +7,7 @@ what comes with an older one.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,26 @@ def start(config: RunConfig, task: str, run_dir: Path) -> dict[str, Any]:
     return {"report_to": "wandb", "project": config.tracking.project, "id": config.run_id, "mode": mode, "url": run.url}
 
 
+def log(metrics: dict[str, float]) -> None:
+    """Add metrics beside the trainer's, if there is a W&B run."""
+    if (run := _run()) is not None:
+        run.log(metrics)
+
+
+def alert(title: str, text: str) -> None:
+    """Tell the people who follow the W&B run, if there is one; an offline run tells them when it is synced."""
+    if (run := _run()) is not None:
+        run.alert(title=title, text=text)
+
+
 def finish() -> None:
     """Flush and close the W&B run, if there is one."""
-    import sys
-
-    if "wandb" in sys.modules and (run := sys.modules["wandb"].run) is not None:
+    if (run := _run()) is not None:
         run.finish()
+
+
+def _run() -> Any:
+    return sys.modules["wandb"].run if "wandb" in sys.modules else None
 
 
 def scrub(value: Any, key: str = "") -> Any:

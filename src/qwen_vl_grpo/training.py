@@ -72,7 +72,7 @@ def train(config: RunConfig) -> RunCard:
     ledger, rescue = Ledger(run_dir, config.max_steps), Rescue()
     try:
         rescue.listen()
-        card = card.model_copy(update={"tracking": tracking.start(config, card.task, run_dir)})
+        card = card.model_copy(update={"tracking": tracking.start(config, card.task, run_dir), "alarms": ledger.watch.rang})
         log.info(arithmetic(config))
         log.info("attention %s, weights %s", card.preprocessing["attn_implementation"], card.preprocessing["dtype"])
         log.info("gradient checkpointing (%s): %d layers are recomputed", config.gradient_checkpointing, prepared.recomputed)
