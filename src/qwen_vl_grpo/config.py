@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -230,6 +230,14 @@ class RunConfig(Section):
     """Any argument of vLLM's LLM, over TRL's: max_num_batched_tokens, enforce_eager, kv_cache_dtype, limit_mm_per_prompt, …"""
     trl: dict[str, Any] = {}
     """Any other field of TRL's GRPOConfig."""
+
+    @field_validator("gradient_checkpointing", mode="wrap")
+    @classmethod
+    def _auto_or_layers(cls, value: Any, checked: Callable[[Any], Any]) -> Any:
+        try:
+            return checked(value)
+        except ValidationError:  # one fault for each of the three types, and none that names the others
+            raise ValueError(f"{value!r} is no choice; write auto, true, false, or a number of layers") from None
 
     @field_validator("trl", "engine")
     @classmethod

@@ -89,6 +89,11 @@ def encode(processor: Any, samples: Sequence[Sample]) -> Any:
     return processor(text=texts, images=images if any(images) else None, padding=True, return_tensors="pt")
 
 
+def unpadded(encoded: Any) -> list[list[int]]:
+    """The token ids of each prompt that `encode` padded."""
+    return [row[kept.bool()].tolist() for row, kept in zip(encoded["input_ids"], encoded["attention_mask"], strict=True)]
+
+
 def weight_dtype(config: RunConfig) -> torch.dtype:
     """bfloat16 on a GPU and float32 on a CPU unless the config says otherwise; transformers alone would take float32."""
     if config.dtype == "auto":

@@ -125,17 +125,17 @@ def prepare(config: RunConfig) -> Prepared:
         warmup_rows = dataset.load(config, task, processor, config.warmup.dataset_name, config.warmup.dataset_split)
         warmup.check(warmup_rows, config.warmup)
     longest = max(rows["prompt_tokens"])
-    memory = hardware.memory_gib(hardware.detect())
+    machine = hardware.detect()
+    memory = hardware.memory_gib(machine)
     if memory is not None and not config.allow_tight_memory:
         planning.refuse_tight(config, memory, longest)
-    recomputed = recomputed_layers(config, longest)
+    recomputed = layers_to_recompute(config, longest, machine, memory)
     return Prepared(task, functions, weights, processor, rows, held_out, warmup_rows, recomputed)
 
 
-def recomputed_layers(config: RunConfig, longest: int) -> int:
-    """How many language layers this machine makes the run recompute, for prompts of at most `longest` tokens."""
-    known, machine = shapes.of(config), hardware.detect()
-    memory = hardware.memory_gib(machine)
+def layers_to_recompute(config: RunConfig, longest: int, machine: hardware.Hardware, memory: float | None) -> int:
+    """How many language layers a machine of so many GiB makes the run recompute, for prompts of at most `longest` tokens."""
+    known = shapes.of(config)
     if config.gradient_checkpointing == "auto" and not machine.accelerated:
         return 0
     if memory is not None:  # the worst prompt is all picture

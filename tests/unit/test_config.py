@@ -144,3 +144,15 @@ def test_a_context_without_room_for_a_prompt_is_refused():
 def test_an_adapter_that_cannot_be_switched_off_is_refused(config_of, changes, why):
     with pytest.raises(ConfigError, match=f"evaluation.without_adapter: .*{why}"):
         config_of(evaluation={"without_adapter": True}, **changes)
+
+
+@pytest.mark.parametrize("chosen", ["most", -1, 1.5])
+def test_gradient_checkpointing_names_its_choices(config_of, chosen):
+    with pytest.raises(ConfigError, match=r"gradient_checkpointing: .* write auto, true, false, or a number of layers"):
+        config_of(gradient_checkpointing=chosen)
+
+
+@pytest.mark.parametrize("chosen", ["auto", True, False, 0, 1, 12])
+def test_gradient_checkpointing_keeps_a_number_apart_from_a_yes(config_of, chosen):
+    kept = config_of(gradient_checkpointing=chosen).gradient_checkpointing
+    assert (type(kept), kept) == (type(chosen), chosen)

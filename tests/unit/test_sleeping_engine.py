@@ -89,3 +89,16 @@ def test_memory_that_is_short_on_waking_is_still_told_as_that(generation, monkey
     monkeypatch.setattr(generation.llm, "wake_up", short)
     with pytest.raises(HardwareError, match="cannot wake its weights"):
         generation.generate([[1]], None, 1)
+
+
+def test_the_seed_is_looked_at_hot_and_the_run_goes_on_as_it_was(generation, monkeypatch):
+    seen = []
+    generation.temperature, generation.max_completion_length, generation.pinned = 0.7, 512, None
+
+    def now():
+        return generation.temperature, generation.max_completion_length, generation.pinned
+
+    monkeypatch.setattr(rollouts.FaithfulGeneration, "generate", lambda self, prompts, *_: seen.append(now()) or ([], [[5]], [], []))
+    assert generation.drawn([[1]], 3) == [[5]]
+    assert seen == [(rollouts.HOT, 16, (3,))]
+    assert now() == (0.7, 512, None)
