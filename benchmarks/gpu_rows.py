@@ -22,7 +22,7 @@ import torch
 
 from benchmarks import gpu_faults, gpu_rig
 from benchmarks.gpu_rig import FOLDER
-from qwen_vl_grpo import correction, hardware, parity, policy
+from qwen_vl_grpo import hardware, parity, policy
 
 MIXED_SIZES = ((448, 448), (392, 560), (672, 336), (504, 504))
 """Pictures of one prompt in the row on faithful rollouts: one to four of these."""
@@ -93,8 +93,7 @@ def phase(size: str, changes: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for count in COUNTS:
         samples = [gpu_rig.training.dataset.to_sample(prepared.rows[i]) for i in range(count // config.num_generations)]
-        encoded = policy.encode(prepared.processor, samples)
-        prompts = [row[kept.bool()].tolist() for row, kept in zip(encoded["input_ids"], encoded["attention_mask"], strict=True)]
+        prompts = policy.unpadded(policy.encode(prepared.processor, samples))
         repeated = [ids for ids in prompts for _ in range(config.num_generations)]
         pictures = [sample.images for sample in samples for _ in range(config.num_generations)]
         vision = gpu_rig.rollouts.vision_token_ids(prepared.processor)
@@ -204,7 +203,7 @@ def main() -> None:
     started = time.perf_counter()
     found = measure(size) | {
         "row": given.row, "date": time.strftime("%Y-%m-%d"), "card": torch.cuda.get_device_name(), "versions": hardware.versions(),
-        "wall seconds": round(time.perf_counter() - started), "kept above": correction.KEPT,
+        "wall seconds": round(time.perf_counter() - started),
     }  # fmt: skip
     path = FOLDER / "rows" / f"{given.row}.json"
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -27,8 +27,11 @@ LABEL_NOISE, FORMAT_NOISE, ONLY_LINE_BREAKS = 0.3, 0.8, 0.65
 WARMUP_ROWS = 800
 
 
-def write(folder: Path, seed: int = 0) -> dict[str, int]:
-    """Write the four files and the pictures; returns rows by split. The splits never change; the noise follows the seed."""
+def write(folder: Path, seed: int = 0, warmup_rows: int = WARMUP_ROWS) -> dict[str, int]:
+    """Write the four files and the pictures; returns rows by split. The splits never change; the noise follows the seed.
+
+    More warm-up rows than there are scans to train on show a scan several times, each with noise of its own.
+    """
     bunch: Any = load_digits()
     scans, digits = bunch.images, bunch.target
     everything = numpy.arange(len(digits))
@@ -40,7 +43,7 @@ def write(folder: Path, seed: int = 0) -> dict[str, int]:
         grey = (scan * 255 / 16).astype(numpy.uint8)
         Image.fromarray(grey).save(pictures / f"{index:04}.png")
     noise = random.Random(seed)
-    warmup = noise.sample(list(train), WARMUP_ROWS)
+    warmup = noise.sample(list(train) * -(-warmup_rows // len(train)), warmup_rows)
     splits = {
         "train": [row(i, digits) for i in train],
         "validation": [row(i, digits) for i in validation],

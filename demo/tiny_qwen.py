@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
@@ -31,6 +32,18 @@ PHRASES = [
     "The shape looks like ", "Reply in this form: reasoning, then answer.", *"0123456789",
 ]  # fmt: skip
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+SIZES = {
+    # about one million weights: wide enough to read a digit, small enough for a laptop
+    "tiny": {
+        "hidden": 128, "intermediate": 256, "layers": 3, "heads": 4, "kv_heads": 2, "head": 32, "rotary": [4, 6, 6], "spread": 0.06,
+        "vision": {"hidden": 96, "intermediate": 192, "depth": 2, "heads": 4, "spread": 0.06},
+    },
+    # 115 million, for a GPU: heads of 64, which every attention kernel knows; the spread falls with the width
+    "100m": {
+        "hidden": 768, "intermediate": 3072, "layers": 12, "heads": 12, "kv_heads": 4, "head": 64, "rotary": [8, 12, 12], "spread": 0.02,
+        "vision": {"hidden": 384, "intermediate": 1024, "depth": 4, "heads": 6, "spread": 0.03},
+    },
+}  # fmt: skip
 
 
 def tokenizer(chat_template: str) -> PreTrainedTokenizerFast:
@@ -65,28 +78,32 @@ def processor(family: str):
     return kind(images, tokenizer(chat_template), video, chat_template=chat_template)
 
 
-def config(family: str, processing, layers: int = 3):
-    """About one million weights: wide enough to read a digit, small enough for a laptop."""
+def config(family: str, processing, size: str = "tiny"):
+    """The family's config in one of SIZES."""
     ids = {token: processing.tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
-    hidden, vision_hidden = 128, 96
+    shape: Any = SIZES[size]
+    seen: Any = shape["vision"]
     interleaved = {"mrope_interleaved": True} if family == "qwen3_vl" else {}
     text = {
-        "vocab_size": len(processing.tokenizer), "hidden_size": hidden, "intermediate_size": 256, "num_hidden_layers": layers,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 1e6} | interleaved,
-        "initializer_range": 0.06, "tie_word_embeddings": True,
+        "vocab_size": len(processing.tokenizer), "hidden_size": shape["hidden"], "intermediate_size": shape["intermediate"],
+        "num_hidden_layers": shape["layers"], "num_attention_heads": shape["heads"], "num_key_value_heads": shape["kv_heads"],
+        "head_dim": shape["head"], "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "mrope_section": shape["rotary"], "rope_theta": 1e6} | interleaved,
+        "initializer_range": shape["spread"], "tie_word_embeddings": True,
         "bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"],
     }  # fmt: skip
-    vision = {"depth": 2, "num_heads": 4, "in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2, "initializer_range": 0.06}
+    vision = {"depth": seen["depth"], "num_heads": seen["heads"], "in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    vision |= {"initializer_range": seen["spread"]}
+    last = seen["depth"] - 1
     vision |= {
-        "qwen2_vl": {"embed_dim": vision_hidden, "hidden_size": hidden, "mlp_ratio": 2, "patch_size": 14},
+        "qwen2_vl": {"embed_dim": seen["hidden"], "hidden_size": shape["hidden"], "mlp_ratio": 2, "patch_size": 14},
         "qwen2_5_vl": {
-            "hidden_size": vision_hidden, "intermediate_size": 192, "out_hidden_size": hidden, "patch_size": 14, "window_size": 112,
-            "fullatt_block_indexes": [1], "tokens_per_second": 2,
+            "hidden_size": seen["hidden"], "intermediate_size": seen["intermediate"], "out_hidden_size": shape["hidden"], "patch_size": 14,
+            "window_size": 112, "fullatt_block_indexes": [last], "tokens_per_second": 2,
         },
         "qwen3_vl": {
-            "hidden_size": vision_hidden, "intermediate_size": 192, "out_hidden_size": hidden, "patch_size": 16,
-            "num_position_embeddings": 256, "deepstack_visual_indexes": [1],
+            "hidden_size": seen["hidden"], "intermediate_size": seen["intermediate"], "out_hidden_size": shape["hidden"], "patch_size": 16,
+            "num_position_embeddings": 256, "deepstack_visual_indexes": [last],
         },
     }[family]  # fmt: skip
     return AutoConfig.for_model(
@@ -95,11 +112,11 @@ def config(family: str, processing, layers: int = 3):
     )  # fmt: skip
 
 
-def build(folder: str | Path, family: str = "qwen2_5_vl", seed: int = 0) -> int:
+def build(folder: str | Path, family: str = "qwen2_5_vl", seed: int = 0, size: str = "tiny") -> int:
     """Write a random checkpoint of `family` into `folder`; returns the number of its weights."""
     processing = processor(family)
     torch.manual_seed(seed)
-    model = AutoModelForImageTextToText.from_config(config(family, processing), dtype=torch.float32)
+    model = AutoModelForImageTextToText.from_config(config(family, processing, size), dtype=torch.float32)
     model.generation_config.eos_token_id = processing.tokenizer.eos_token_id
     model.generation_config.pad_token_id = processing.tokenizer.pad_token_id
     processing.save_pretrained(folder)
@@ -111,6 +128,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Build a tiny random Qwen-VL checkpoint.")
     parser.add_argument("folder")
     parser.add_argument("--family", choices=FAMILIES, default="qwen2_5_vl")
+    parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    print(f"{build(given.folder, given.family, given.seed) / 1e6:.2f} M weights in {given.folder}")
+    print(f"{build(given.folder, given.family, given.seed, given.size) / 1e6:.2f} M weights in {given.folder}")

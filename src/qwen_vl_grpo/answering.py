@@ -20,8 +20,11 @@ from qwen_vl_grpo.tasks.visual_reasoning import open_picture
 def with_transformers(model: Any, processor: Any, max_new_tokens: int, batch_size: int, seed: int, show: bool = True) -> Generate:
     """A Generate that samples from `model` as it is at each call.
 
-    Every sampling setting is given, so that a checkpoint's generation_config cannot change a score.
+    The ids that end an answer are those of TRL's rollouts: the trainer adds the tokenizer's to the model's only when it starts.
     """
+
+    own = model.generation_config.eos_token_id
+    ends = sorted({processor.tokenizer.eos_token_id, *(own if isinstance(own, list) else [own] if own is not None else [])})
 
     def generate(samples: Sequence[Sample], count: int, temperature: float) -> list[list[str]]:
         sampling: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
@@ -34,8 +37,8 @@ def with_transformers(model: Any, processor: Any, max_new_tokens: int, batch_siz
             for start in progress(batches, "answering", show and len(batches) > 2):
                 encoded = policy.encode(processor, samples[start : start + batches.step]).to(model.device)
                 ids = model.generate(
-                    **encoded, **sampling, max_new_tokens=max_new_tokens, repetition_penalty=1.0, min_p=None,
-                    suppress_tokens=vision_token_ids(processor), pad_token_id=processor.tokenizer.pad_token_id,
+                    **encoded, **sampling, max_new_tokens=max_new_tokens, suppress_tokens=vision_token_ids(processor),
+                    eos_token_id=ends, pad_token_id=processor.tokenizer.pad_token_id,
                 )  # fmt: skip
                 texts = processor.batch_decode(ids[:, encoded["input_ids"].shape[1] :], skip_special_tokens=True)
                 results += [texts[i : i + count] for i in range(0, len(texts), count)]

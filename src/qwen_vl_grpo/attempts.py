@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
@@ -95,6 +97,16 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
     return lines
+
+
+def standing(lines: Sequence[dict[str, Any]], step: float = math.inf) -> list[dict[str, Any]]:
+    """The lines of metrics of the steps up to `step`; of a step that was done again, those of its last attempt."""
+    kept: list[dict[str, Any]] = []
+    for line in lines:
+        if kept and line.get("attempt") != kept[-1].get("attempt"):
+            kept = [earlier for earlier in kept if earlier["step"] < line["step"]]
+        kept.append(line)
+    return [line for line in kept if line["step"] <= step]
 
 
 def _moment(seconds: float) -> str:

@@ -186,6 +186,21 @@ def show(run_id: str, as_json: AsJson = False, debug: Debug = False) -> None:
 
 
 @runs_app.command()
+def alarms(run_id: str, debug: Debug = False) -> None:
+    """Ask a run's metrics again what went wrong without an error."""
+    from qwen_vl_grpo import attempts, registry
+    from qwen_vl_grpo.alarms import replay
+
+    _, folder = registry.resolve(run_id)
+    lines = attempts.standing(attempts.metrics(folder))
+    rang = replay(lines)
+    for alarm in rang:
+        print(f"{alarm['name']}, step {alarm['first_step']} to {alarm['last_step']}: {alarm['text']}")
+    if not rang:
+        print(f"{run_id}: no alarm in {len(lines)} lines of metrics")
+
+
+@runs_app.command()
 def scan(folder: str, debug: Debug = False) -> None:
     """Find every run below a folder again, wherever it was moved."""
     from qwen_vl_grpo import registry

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -125,6 +125,8 @@ class EvaluationSection(Section):
     """Sampled completions for each held-out row, beside one greedy completion."""
     blind: bool = True
     """After training, also answer with a white picture: a policy that looks falls to chance."""
+    without_adapter: bool = False
+    """After training, also score with the LoRA adapter switched off: what is lost again is what GRPO taught it."""
     batch_size: int = Field(default=64, ge=1)
     """Completions generated at once."""
 
@@ -234,6 +236,14 @@ class RunConfig(Section):
     trl: dict[str, Any] = {}
     """Any other field of TRL's GRPOConfig."""
 
+    @field_validator("gradient_checkpointing", mode="wrap")
+    @classmethod
+    def _auto_or_layers(cls, value: Any, checked: Callable[[Any], Any]) -> Any:
+        try:
+            return checked(value)
+        except ValidationError:  # one fault for each of the three types, and none that names the others
+            raise ValueError(f"{value!r} is no choice; write auto, true, false, or a number of layers") from None
+
     @field_validator("trl", "engine")
     @classmethod
     def _repeats_nothing(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
@@ -287,6 +297,14 @@ class RunConfig(Section):
                 f"save_steps {self.save_steps}: falls between two generations, whose completions a resumed run would not have; one is "
                 f"used for {window} micro-steps, so take a multiple of {window // math.gcd(window, self.gradient_accumulation_steps)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _adapter_can_be_switched_off(self) -> RunConfig:
+        if self.evaluation.without_adapter and not self.lora.enabled:
+            raise ValueError("evaluation.without_adapter: there is no adapter with lora.enabled: false; remove one of the two")
+        if self.evaluation.without_adapter and self.lora.quantization and self.use_vllm:
+            raise ValueError("evaluation.without_adapter: a 4-bit base reaches vLLM with its adapter merged only; set use_vllm: false")
         return self
 
     @property

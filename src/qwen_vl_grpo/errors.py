@@ -29,6 +29,10 @@ class RolloutError(GrpoError):
     """The rollouts are not the policy's own, so training on them would be wrong."""
 
 
+class DivergenceError(GrpoError):
+    """Training left the numbers: a gradient is infinite or not a number."""
+
+
 class EngineError(GrpoError):
     """vLLM broke down, at its start or in the middle of a run."""
 

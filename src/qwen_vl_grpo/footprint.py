@@ -201,8 +201,8 @@ def scoring(config: RunConfig, shapes: Shapes, tokens: int, patches: int) -> int
 def backward(config: RunConfig, shapes: Shapes, tokens: int, patches: int) -> int:
     """Estimate the most that a micro-step's activations hold, from the forward pass to the end of the backward pass."""
     lora, tower, wider = config.lora, TOWER[shapes.family], _wider(config)
-    recomputed = recomputed_layers(config, shapes)
-    checkpoints = tokens * (4 if config.dtype == "float32" else 2) * shapes.hidden * recomputed
+    width, recomputed = 4 if config.dtype == "float32" else 2, recomputed_layers(config, shapes)
+    checkpoints = tokens * width * shapes.hidden * recomputed
     layers = tokens * _widths(shapes, config, "kept") * (shapes.layers - recomputed) * wider
     if not lora.vision:  # policy.recompute keeps a frozen tower out of the backward pass
         tower_kept = tower_working = patch_ends = 0.0
@@ -211,7 +211,7 @@ def backward(config: RunConfig, shapes: Shapes, tokens: int, patches: int) -> in
         tower_kept = patches * _tower_widths(shapes, tower["kept"]) * shapes.vision_depth * wider
         tower_working = 0.0
         if recomputed:
-            tower_kept = patches * (4 if config.dtype == "float32" else 2) * shapes.vision_hidden * shapes.vision_depth
+            tower_kept = patches * width * shapes.vision_hidden * shapes.vision_depth
             tower_working = patches * _tower_widths(shapes, tower["recomputed"])
     ends, head = tokens * TOKEN_ENDS * shapes.hidden + patch_ends, _head(config, shapes, learns=not lora.enabled)
     # the backward pass begins at the last layer, which is kept, and comes to the recomputed ones when what was kept is gone

@@ -1,4 +1,4 @@
-"""What a run writes as it goes: metrics.jsonl, training.log, and a line or a bar for the person who watches."""
+"""What a run writes as it goes: metrics.jsonl, training.log, its alarms, and a line or a bar for the person who watches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import Trainer, TrainerCallback
 
-from qwen_vl_grpo import attempts
+from qwen_vl_grpo import tracking
+from qwen_vl_grpo.alarms import Watch
 
 log = logging.getLogger("qwen_vl_grpo")
 
@@ -22,12 +23,16 @@ log = logging.getLogger("qwen_vl_grpo")
 class Ledger(TrainerCallback):
     """Append every logged metric to metrics.jsonl, and show the step, the reward and the time left."""
 
-    def __init__(self, run_dir: Path, steps: int, attempt: int = 1):
+    def __init__(self, run_dir: Path, steps: int, attempt: int = 1, done: Sequence[dict[str, Any]] = ()):
+        """`done` are the metrics of the steps that an earlier attempt did and this one goes on from."""
         self.attempt = attempt
         self.metrics_path = run_dir / "metrics.jsonl"
         self.last: dict[str, Any] = {}
-        for line in attempts.metrics(run_dir):
+        self.watch = Watch()
+        for line in done:
             self._remember(line)
+            if "reward" in line:
+                self.watch.update(line)
         self.progress = Bar("GRPO", steps)
         written = self.metrics_path.read_bytes() if self.metrics_path.is_file() else b""
         self._torn = "\n" if written and not written.endswith(b"\n") else ""  # a line that a kill cut short stays, by itself
@@ -41,6 +46,8 @@ class Ledger(TrainerCallback):
         entry = {"step": state.global_step, "attempt": self.attempt, "time": round(time.time(), 3)} | {
             _slash(key): value for key, value in logs.items()
         }
+        if "reward" in logs:
+            self._sound(entry)
         with self.metrics_path.open("a", encoding="utf-8") as file:
             file.write(self._torn + json.dumps(entry) + "\n")
         self._torn = ""
@@ -51,6 +58,19 @@ class Ledger(TrainerCallback):
     def _remember(self, entry: dict[str, Any]) -> None:
         if "reward" in entry:
             self.last = {key: entry[key] for key in ("reward", "loss", "grad_norm", SAMPLING_GAP) if key in entry}
+
+    def _sound(self, entry: dict[str, Any]) -> None:
+        """Say once that an alarm starts and once that it ends, and mark the steps between."""
+        started, ended = self.watch.update(entry)
+        for alarm in started:
+            log.warning("alarm %s at step %d: %s", alarm["name"], entry["step"], alarm["text"])
+            tracking.alert(f"{alarm['name']} at step {entry['step']}", alarm["text"])
+        for alarm in ended:
+            log.info("alarm %s is over at step %d; it held from step %d", alarm["name"], entry["step"], alarm["first_step"])
+        marks = {f"alarms/{alarm['name']}": 0.0 for alarm in ended} | {f"alarms/{name}": 1.0 for name in self.watch.on}
+        if started or ended:
+            tracking.log(marks)
+        entry |= marks
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self.progress.on_train_begin(args, state, control, **named)

@@ -83,10 +83,9 @@ def measure(trainer: VisionGRPOTrainer, samples: Sequence[Sample]) -> Agreement:
     engine = trainer.vllm_generation
     assert isinstance(engine, FaithfulGeneration)
     encoded = policy.encode(trainer.processing_class, samples)
-    prompts = [row[kept.bool()].tolist() for row, kept in zip(encoded["input_ids"], encoded["attention_mask"], strict=True)]
     longest, engine.max_completion_length = engine.max_completion_length, min(TOKENS, engine.max_completion_length)
     try:
-        _, completions, sampled, _ = engine.generate(prompts, [sample.images for sample in samples], 1)
+        _, completions, sampled, _ = engine.generate(policy.unpadded(encoded), [sample.images for sample in samples], 1)
     finally:
         engine.max_completion_length = longest
     scored = score(trainer, encoded, completions, [len(sample.images) for sample in samples])

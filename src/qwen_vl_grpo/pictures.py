@@ -85,10 +85,10 @@ class OncePreprocessed:
     def distinct(self, numbers: torch.Tensor, grids: torch.Tensor) -> tuple[torch.Tensor, list[int], list[int]]:
         """The rows of the pictures that differ, which of `grids` those are, and for each picture which of them it is."""
         pictures = numbers.split(grids.prod(1).tolist())
-        names = [int(first) for first in torch.stack([picture[0] for picture in pictures]).tolist()]
-        firsts = [names.index(name) for name in dict.fromkeys(names)]
-        order = {names[first]: place for place, first in enumerate(firsts)}
-        return self.rows(torch.cat([pictures[first] for first in firsts])), firsts, [order[name] for name in names]
+        names = torch.stack([picture[0] for picture in pictures]).tolist()
+        differing = list(dict.fromkeys(names))
+        firsts = [names.index(name) for name in differing]
+        return self.rows(torch.cat([pictures[first] for first in firsts])), firsts, [differing.index(name) for name in names]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 from trl.data_utils import prepare_multimodal_messages
 
 from qwen_vl_grpo.config import LoraSection, RunConfig
@@ -40,12 +40,16 @@ def load_processor(config: RunConfig, name: str | None = None) -> Any:
 
 
 def load_model(config: RunConfig, name: str | None = None) -> Any:
-    """Load the model in the config's dtype and attention; raises PolicyError with what to do."""
+    """Load the model in the config's dtype and attention; raises PolicyError with what to do.
+
+    Of its generation_config only the ids are kept: `generate` fills in whatever a caller leaves out, and a rollout or a score
+    would follow the checkpoint's penalty, beams or cutoffs.
+    """
     source = name or config.model_name
     revision = config.model_revision if source == config.model_name else None
     check(config, source)
     try:
-        return AutoModelForImageTextToText.from_pretrained(
+        model = AutoModelForImageTextToText.from_pretrained(
             source,
             revision=revision,
             dtype=weight_dtype(config),
@@ -55,6 +59,9 @@ def load_model(config: RunConfig, name: str | None = None) -> Any:
         )
     except (OSError, ValueError, ImportError) as error:
         raise PolicyError(f"model_name {source}: cannot be loaded ({_first_line(error)})") from None
+    own = model.generation_config
+    model.generation_config = GenerationConfig(bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id)
+    return model
 
 
 def check(config: RunConfig, name: str | None = None) -> None:
@@ -80,6 +87,11 @@ def encode(processor: Any, samples: Sequence[Sample]) -> Any:
     texts = processor.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
     images = [sample.images for sample in samples]
     return processor(text=texts, images=images if any(images) else None, padding=True, return_tensors="pt")
+
+
+def unpadded(encoded: Any) -> list[list[int]]:
+    """The token ids of each prompt that `encode` padded."""
+    return [row[kept.bool()].tolist() for row, kept in zip(encoded["input_ids"], encoded["attention_mask"], strict=True)]
 
 
 def weight_dtype(config: RunConfig) -> torch.dtype:

@@ -33,6 +33,9 @@ log = logging.getLogger("qwen_vl_grpo")
 FREED_SHARE = 0.5
 """Sleep counts as working where it gives back at least this share of what the engine took."""
 
+HOT = 2.0
+"""The highest temperature that vLLM takes: two seeds must draw differently from a policy that is sure of its answer, too."""
+
 
 @dataclass
 class EngineSettings:
@@ -198,12 +201,13 @@ class FaithfulGeneration(VLLMGeneration):
         return [completions[i : i + count] for i in range(0, len(completions), count)]
 
     def drawn(self, prompts: list[list[int]], seed: int) -> list[list[int]]:
-        """Completions of text prompts under one fixed seed, to see that the sampler follows it."""
-        longest, self.max_completion_length, self.pinned = self.max_completion_length, min(16, self.max_completion_length), (seed,)
+        """Completions of text prompts under one fixed seed, to see that the sampler follows it: hot, so that no policy is sure of one."""
+        kept = self.max_completion_length, self.temperature
+        self.max_completion_length, self.temperature, self.pinned = min(16, self.max_completion_length), HOT, (seed,)
         try:
             return self.generate(prompts, None, 1)[1]
         finally:
-            self.max_completion_length, self.pinned = longest, None
+            (self.max_completion_length, self.temperature), self.pinned = kept, None
 
     @engine_errors("it woke")
     def _wake(self, what: str) -> None:

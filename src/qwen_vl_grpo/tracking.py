@@ -7,6 +7,7 @@ what comes with an older one.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,9 @@ def report_again(run: Any, written: Sequence[dict[str, Any]]) -> None:
     for attempt in sorted({line["attempt"] for line in written}):
         lines = [line for line in written if line["attempt"] == attempt and line["step"] > reached]
         for line in lines:
-            values = {key if key.startswith("eval/") else f"train/{key}": value for key, value in line.items() if key not in OURS}
-            run.log(values | {"train/global_step": line["step"]})
+            values = {key: value for key, value in line.items() if key not in OURS}
+            own = {key if key.startswith(("eval/", "alarms/")) else f"train/{key}": value for key, value in values.items()}
+            run.log(own | {"train/global_step": line["step"]})
         reached = max([reached, *(line["step"] for line in lines)])
 
 
@@ -83,12 +85,26 @@ def pass_over(trainer: Any, written: Sequence[dict[str, Any]]) -> None:
             callback.on_log = later(callback.on_log)
 
 
+def log(metrics: dict[str, float]) -> None:
+    """Add metrics beside the trainer's, if there is a W&B run."""
+    if (run := _run()) is not None:
+        run.log(metrics)
+
+
+def alert(title: str, text: str) -> None:
+    """Tell the people who follow the W&B run, if there is one; an offline run tells them when it is synced."""
+    if (run := _run()) is not None:
+        run.alert(title=title, text=text)
+
+
 def finish() -> None:
     """Flush and close the W&B run, if there is one."""
-    import sys
-
-    if "wandb" in sys.modules and (run := sys.modules["wandb"].run) is not None:
+    if (run := _run()) is not None:
         run.finish()
+
+
+def _run() -> Any:
+    return sys.modules["wandb"].run if "wandb" in sys.modules else None
 
 
 def scrub(value: Any, key: str = "") -> Any:

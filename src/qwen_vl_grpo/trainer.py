@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import time
 from contextlib import nullcontext
@@ -15,9 +16,9 @@ from peft import PeftModel
 from transformers import AutoModelForImageTextToText, TrainerState
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo import checkpoints
+from qwen_vl_grpo import checkpoints, groups
 from qwen_vl_grpo.correction import importance_weights, joined, statistics
-from qwen_vl_grpo.errors import PolicyError
+from qwen_vl_grpo.errors import DivergenceError, PolicyError
 from qwen_vl_grpo.pictures import OncePreprocessed, SharedRows, preprocessed_once, seen_once
 from qwen_vl_grpo.rollouts import FaithfulGeneration
 
@@ -65,6 +66,11 @@ class VisionGRPOTrainer(GRPOTrainer):
         As they are, every picture is pickled and sent at every step (trl 1.16), and wandb.Table refuses nested prompts.
         """
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if self.model.training:  # type: ignore[union-attr]
+            size: Any = self.num_generations
+            told = groups.statistics(rewards, self.reward_weights, size) | groups.unique(completion_ids_list, size)
+            for name, value in told.items():
+                self._metrics["train"][name].append(value)
         self._table_images = [row.get("images") or [] for row in inputs[:TABLE_ROWS]]
         prompts[:] = [as_text(prompt) for prompt in prompts]
         completions[:] = [as_text(completion) for completion in completions]
@@ -167,6 +173,16 @@ class VisionGRPOTrainer(GRPOTrainer):
         """Take the weights and the step of a checkpoint to which no step is to be added."""
         self._load_from_checkpoint(str(checkpoint))
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Stop before a gradient that is no number reaches the weights; transformers only hides it from the logged loss."""
+        norm = super()._get_grad_norm(model, grad_norm)
+        if norm is not None and not math.isfinite(norm):
+            raise DivergenceError(
+                f"the gradient of step {self.state.global_step + 1} is {float(norm)}, so it was not applied; lower "
+                "learning_rate, or set trl.max_grad_norm below 1"
+            )
+        return norm
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Read a whole model as from_pretrained does: transformers 5.17 saves it under the published names of its weights, and on

@@ -79,11 +79,12 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
     card = attempts.begin(card, run_dir, step)
     registry.write(card, run_dir)
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
-    ledger, rescue = Ledger(run_dir, config.max_steps, len(card.attempts)), Rescue()
+    written = attempts.metrics(run_dir)
+    ledger = Ledger(run_dir, config.max_steps, len(card.attempts), attempts.standing(written, step))
+    rescue = Rescue()
     try:
         rescue.listen()
-        written = attempts.metrics(run_dir)
-        card = card.model_copy(update={"tracking": tracking.start(config, card.task, run_dir, written)})
+        card = card.model_copy(update={"tracking": tracking.start(config, card.task, run_dir, written), "alarms": ledger.watch.rang})
         if resume:
             log.info("attempt %d goes on from %s", len(card.attempts), checkpoint or "the start, as there is no whole checkpoint yet")
         log.info(arithmetic(config))
@@ -146,17 +147,17 @@ def prepare(config: RunConfig, resume: bool = False) -> Prepared:
         warmup_rows = dataset.load(config, task, processor, config.warmup.dataset_name, config.warmup.dataset_split)
         warmup.check(warmup_rows, config.warmup)
     longest = max(rows["prompt_tokens"])
-    memory = hardware.memory_gib(hardware.detect())
+    machine = hardware.detect()
+    memory = hardware.memory_gib(machine)
     if memory is not None and not config.allow_tight_memory:
         planning.refuse_tight(config, memory, longest)
-    recomputed = recomputed_layers(config, longest)
+    recomputed = layers_to_recompute(config, longest, machine, memory)
     return Prepared(task, functions, weights, processor, rows, held_out, warmup_rows, recomputed)
 
 
-def recomputed_layers(config: RunConfig, longest: int) -> int:
-    """How many language layers this machine makes the run recompute, for prompts of at most `longest` tokens."""
-    known, machine = shapes.of(config), hardware.detect()
-    memory = hardware.memory_gib(machine)
+def layers_to_recompute(config: RunConfig, longest: int, machine: hardware.Hardware, memory: float | None) -> int:
+    """How many language layers a machine of so many GiB makes the run recompute, for prompts of at most `longest` tokens."""
+    known = shapes.of(config)
     if config.gradient_checkpointing == "auto" and not machine.accelerated:
         return 0
     if memory is not None:  # the worst prompt is all picture
@@ -170,8 +171,8 @@ def load_policy(config: RunConfig, prepared: Prepared, run_dir: Path) -> Any:
     if config.warmup is not None and not warmed.is_dir():
         log.info("warm-up: %d supervised steps of %d", config.warmup.steps, config.warmup.batch_size)
         bar, aside = Bar("warm-up", config.warmup.steps), run_dir / ".warmup"
-        model = policy.load_model(config)
-        warmup.run(model, prepared.processor, prepared.warmup_rows, config.warmup, config.seed, aside, [bar])
+        model = policy.load_model(config.model_copy(update={"dtype": "float32"}))  # bfloat16 would round small updates away
+        warmup.run(model, prepared.processor, prepared.warmup_rows, config, aside, [bar])
         aside.rename(warmed)  # a kill in the middle leaves nothing that a resumed run would take
     model = policy.load_model(config, str(warmed) if config.warmup else None)
     set_seed(config.seed)  # the adapter's start is the same whether the warm-up ran in this attempt or in an earlier one
@@ -311,6 +312,10 @@ def _train_and_score(
         if config.evaluation.blind:
             metrics["blind"] = evaluation.blind(held_out, task, functions, generate)
             log.info("blind (white picture): correct %.3f", metrics["blind"]["correct"])
+        if config.evaluation.without_adapter:
+            with trainer.accelerator.unwrap_model(trainer.model).disable_adapter():
+                metrics["without_adapter"] = scores(held_out)
+            log.info("without the adapter: %s", _line(metrics["without_adapter"]))
 
 
 def _generator(config: RunConfig, trainer: VisionGRPOTrainer, processor: Any) -> Generate:

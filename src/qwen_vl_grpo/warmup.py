@@ -11,7 +11,7 @@ from transformers import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from qwen_vl_grpo.config import WarmupSection
+from qwen_vl_grpo.config import RunConfig, WarmupSection
 from qwen_vl_grpo.errors import DataError
 
 
@@ -21,11 +21,13 @@ def check(rows: datasets.Dataset, section: WarmupSection) -> None:
         raise DataError(f"warmup.dataset_name {section.dataset_name}: every row needs a `target` text, the completion to imitate")
 
 
-def run(model: Any, processor: Any, rows: datasets.Dataset, section: WarmupSection, seed: int, folder: Path, callbacks: list[Any]) -> None:
+def run(model: Any, processor: Any, rows: datasets.Dataset, config: RunConfig, folder: Path, callbacks: list[Any]) -> None:
     """Imitate the `target` column of `rows` with all weights, then save model and processor into `folder`.
 
     Raises DataError if a row has no target.
     """
+    section = config.warmup
+    assert section is not None
     check(rows, section)
     examples = rows.map(lambda row: {"completion": [{"role": "assistant", "content": row["target"]}]})
     examples = examples.select_columns(["prompt", "completion", "images"])
@@ -35,10 +37,10 @@ def run(model: Any, processor: Any, rows: datasets.Dataset, section: WarmupSecti
         max_steps=section.steps,
         per_device_train_batch_size=section.batch_size,
         learning_rate=section.learning_rate,
-        seed=seed,
+        seed=config.seed,
         bf16=on_gpu,
         use_cpu=not on_gpu,
-        gradient_checkpointing=on_gpu,
+        gradient_checkpointing=on_gpu and bool(config.gradient_checkpointing),
         max_length=None,
         save_strategy="no",
         report_to=[],

@@ -1,8 +1,12 @@
 """Covers a LoRA run on Qwen3-VL with a reward of one's own: it trains from a warm start and answers by its run_id."""
 
 import json
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -10,7 +14,8 @@ def adapter(workshop) -> str:
     done = workshop.train(
         "adapter", model_name="tiny-qwen3-vl", max_steps=2, lora={"r": 4, "vision": True},
         rewards=[{"function": "brevity.py:brevity", "weight": 2.0}, {"function": "strict_format_reward_func"}],
-        warmup={"dataset_name": "digits", "steps": 1, "batch_size": 4},
+        warmup={"dataset_name": "digits", "steps": 1, "batch_size": 4}, learning_rate=0.05,
+        evaluation={"dataset_split": "test", "samples": 2, "every": 1, "blind": False, "without_adapter": True},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return "adapter"
@@ -37,6 +42,19 @@ def test_the_log_says_how_much_of_each_part_learns(workshop, adapter):
         line = next(line for line in told.splitlines() if f": {part}: " in line)
         learning, total = (int(number.replace(",", "")) for number in (line.split(f"{part}: ")[1].split()[i] for i in (0, 2)))
         assert 0 < learning < total
+
+
+def test_without_the_adapter_the_run_scores_as_before_it(workshop, adapter):
+    metrics = workshop.card(adapter)["metrics"]
+    assert metrics["without_adapter"] == metrics["before"] != metrics["after"]
+
+
+def test_its_curves_are_drawn(workshop, adapter):
+    done = workshop.run(str(PROJECT / "benchmarks/curves.py"), str(workshop.run_dir(adapter)))
+    assert done.returncode == 0, done.stderr
+    drawn = ElementTree.parse(workshop.run_dir(adapter) / "curves.svg").getroot()
+    lines = [line.get("points", "").split() for line in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
+    assert [len(points) for points in lines] == [2, 3, 0, 0]  # rewards of two steps; before, step 1 and after; no engine, no rollouts
 
 
 def test_the_adapter_answers_by_its_run_id(workshop, adapter):

@@ -1,17 +1,89 @@
 """Covers a run that is evaluated on the way and tracked offline by W&B with tables of completions and their pictures."""
 
+import json
+from pathlib import Path
+
 import pandas
 import pytest
+from wandb.proto.wandb_internal_pb2 import Record
+
+SHY = """\
+def shy(completions, trainer_state=None, **_):
+    return [None if trainer_state and trainer_state.global_step == 1 else 0.0] * len(completions)
+"""
 
 
 @pytest.fixture(scope="module")
 def tracked(workshop) -> str:
+    (workshop.folder / "shy.py").write_text(SHY, encoding="utf-8")
     done = workshop.train(
-        "tracked", tracking={"report_to": "wandb", "mode": "offline", "log_completions": True},
+        "tracked",
+        rewards=[{"function": "brevity.py:brevity"}, {"function": "shy.py:shy"}],
+        tracking={"report_to": "wandb", "mode": "offline", "log_completions": True},
         evaluation={"dataset_split": "test", "every": 2, "every_limit": 4, "samples": 2, "blind": False},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return "tracked"
+
+
+@pytest.fixture(scope="module")
+def records(workshop, tracked):
+    """What `wandb sync` would send: a file header of 7 bytes, then blocks of 32 KiB of parts (checksum 4, length 2, kind 1, content)."""
+    content = next(workshop.run_dir(tracked).glob(f"wandb/offline-run-*/run-{tracked}.wandb")).read_bytes()
+    found, parts, place = [], b"", 7
+    while place + 7 <= len(content):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        length, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        parts += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            found.append(Record.FromString(parts))
+            parts = b""
+    return found
+
+
+def logged(records):
+    """Rows of the history: name -> value."""
+    rows = [record.history for record in records if record.HasField("history")]
+    return [{"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row.item} for row in rows]
+
+
+def test_a_sync_would_send_one_run_under_the_run_id(records, tracked):
+    runs = [record.run for record in records if record.HasField("run")]
+    assert {(run.run_id, run.project) for run in runs} == {(tracked, "grpo")}
+
+
+def test_the_parts_of_the_reward_and_the_groups_are_sent_for_every_step(records):
+    rows = [row for row in logged(records) if "train/reward" in row]
+    assert [row["train/global_step"] for row in rows] == [1, 2, 3]
+    names = ("rewards/brevity/mean", "rewards/brevity/std", "groups/without_spread", "groups/reward_std", "groups/best", "groups/worst")
+    for row in rows:
+        assert {f"train/{name}" for name in (*names, "groups/unique_completions")} <= set(row)
+        assert row["train/groups/worst"] <= row["train/reward"] <= row["train/groups/best"] <= 0
+        assert 1 <= row["train/groups/unique_completions"] <= 4
+
+
+def test_the_table_is_sent_with_pictures(records):
+    tables = [row for row in logged(records) if "completions/nrows" in row]
+    assert {(row["completions/_type"], row["completions/nrows"], row["train/global_step"]) for row in tables} == {
+        ("table-file", 8, step) for step in (1, 2, 3)
+    }
+    files = [content for record in records if record.HasField("artifact") for content in record.artifact.manifest.contents]
+    assert sum(file.path.startswith("media/images/") and Path(file.local_path).is_file() for file in files) > 0
+
+
+def test_an_alarm_is_in_the_log_the_card_and_the_tracker(workshop, tracked, records):
+    rang = workshop.card(tracked)["alarms"]
+    assert [(alarm["name"], alarm["first_step"], alarm["last_step"]) for alarm in rang] == [("not_a_number", 2, 2)]
+    assert "alarm not_a_number at step 2: no number in rewards/shy/mean" in (workshop.run_dir(tracked) / "training.log").read_text()
+    values = [row["alarms/not_a_number"] for row in logged(records) if "alarms/not_a_number" in row]
+    assert values == [1.0, 0.0]
+    assert [record.alert.title for record in records if record.HasField("alert")] == ["not_a_number at step 2"]
+    asked = workshop.grpo("runs", "alarms", tracked)
+    assert asked.stdout.startswith("not_a_number, step 2 to 2: no number in rewards/shy/mean"), asked.stderr
 
 
 def test_one_offline_run_has_the_run_id_as_its_id(workshop, tracked):

@@ -47,7 +47,7 @@ def test_a_line_that_a_kill_cut_short_costs_itself_alone(tmp_path):
     write(tmp_path, {"step": 1, "attempt": 1, "time": 0.0, "reward": 0.5})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "rew')
-    ledger = Ledger(tmp_path, 3, attempt=2)
+    ledger = Ledger(tmp_path, 3, attempt=2, done=attempts.metrics(tmp_path))
     assert ledger.last == {"reward": 0.5}
     state = type("State", (), {"global_step": 2, "is_world_process_zero": True})
     for _ in range(2):
@@ -55,6 +55,20 @@ def test_a_line_that_a_kill_cut_short_costs_itself_alone(tmp_path):
     ledger.close()
     assert [(line["step"], line["attempt"]) for line in attempts.metrics(tmp_path)] == [(1, 1), (2, 2), (2, 2)]
     assert '{"step": 2, "rew\n' in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_of_a_step_that_was_done_again_the_last_attempt_stands():
+    lines = [{"step": step, "attempt": attempt} for step, attempt in ((1, 1), (2, 1), (3, 1), (2, 2), (3, 2), (3, 3), (4, 3))]
+    assert attempts.standing(lines) == [lines[0], lines[3], lines[5], lines[6]]
+    assert attempts.standing(lines, 2) == [lines[0], lines[3]]
+
+
+def test_an_alarm_that_held_when_a_run_was_killed_is_still_on_and_does_not_ring_again(tmp_path):
+    broken = {"reward": 0.5, "rewards/judged/mean": None}
+    ledger = Ledger(tmp_path, 3, 2, done=[broken | {"step": 1, "attempt": 1}])
+    ledger.on_log(None, type("State", (), {"global_step": 2, "is_world_process_zero": True}), None, broken)
+    ledger.close()
+    assert [(alarm["name"], alarm["first_step"], alarm["last_step"]) for alarm in ledger.watch.rang] == [("not_a_number", 1, 2)]
 
 
 def test_a_run_is_free_again_when_the_process_that_held_it_is_killed(tmp_path):

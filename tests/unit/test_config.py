@@ -132,3 +132,27 @@ def test_a_context_without_room_for_a_prompt_is_refused():
     with pytest.raises(ConfigError, match=r"vllm_max_model_length 512: .* max_completion_length 512 leaves no token for a prompt"):
         configs.check({"run_id": "unit", "vllm_max_model_length": 512, "max_completion_length": 512})
     assert configs.check({"run_id": "unit", "vllm_max_model_length": 513, "max_completion_length": 512})
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"lora": {"enabled": False}}, "there is no adapter with lora.enabled: false"),
+        ({"lora": {"quantization": "4bit"}, "use_vllm": True}, "set use_vllm: false"),
+    ],
+)
+def test_an_adapter_that_cannot_be_switched_off_is_refused(config_of, changes, why):
+    with pytest.raises(ConfigError, match=f"evaluation.without_adapter: .*{why}"):
+        config_of(evaluation={"without_adapter": True}, **changes)
+
+
+@pytest.mark.parametrize("chosen", ["most", -1, 1.5])
+def test_gradient_checkpointing_names_its_choices(config_of, chosen):
+    with pytest.raises(ConfigError, match=r"gradient_checkpointing: .* write auto, true, false, or a number of layers"):
+        config_of(gradient_checkpointing=chosen)
+
+
+@pytest.mark.parametrize("chosen", ["auto", True, False, 0, 1, 12])
+def test_gradient_checkpointing_keeps_a_number_apart_from_a_yes(config_of, chosen):
+    kept = config_of(gradient_checkpointing=chosen).gradient_checkpointing
+    assert (type(kept), kept) == (type(chosen), chosen)

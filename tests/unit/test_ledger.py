@@ -46,6 +46,19 @@ def test_the_last_step_of_training_is_kept_past_an_evaluation(ledger):
     assert ledger.last == {"reward": 0.5, "loss": 0.1, "grad_norm": 2.0}
 
 
+def test_an_alarm_is_logged_when_it_starts_and_ends_and_marks_the_steps_between(ledger, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "qwen_vl_grpo")
+    for step, reward in enumerate((0.5, None, None, 0.5), 1):
+        ledger.on_log(None, state(step), None, {"reward": 0.5, "rewards/judged/mean": reward})
+    told = [record.getMessage() for record in caplog.records if "alarm" in record.getMessage()]
+    assert [line.split(":")[0] for line in told] == [
+        "alarm not_a_number at step 2",
+        "alarm not_a_number is over at step 4; it held from step 2",
+    ]
+    assert [line.get("alarms/not_a_number") for line in lines(tmp_path)] == [None, 1.0, 1.0, 0.0]
+    assert [(alarm["first_step"], alarm["last_step"]) for alarm in ledger.watch.rang] == [(2, 3)]
+
+
 def test_the_log_of_the_run_is_written_until_it_is_closed(ledger, tmp_path):
     logging.getLogger("qwen_vl_grpo").warning("something happened")
     ledger.close()

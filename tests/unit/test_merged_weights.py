@@ -49,6 +49,13 @@ def test_the_base_is_bit_equal_after_500_syncs_where_trls_way_changes_it(adapted
         assert not all(torch.equal(weight, base[name]) for name, weight in adapted.named_parameters() if name in base)
 
 
+def test_with_the_adapter_switched_off_the_engine_gets_the_base_and_then_the_adapter_again(adapted):
+    base = {name.removeprefix("base_model.model.").replace(".base_layer", ""): weight for name, weight in adapted.named_parameters()}
+    with adapted.disable_adapter():
+        assert all(torch.equal(weight, base[name]) for name, weight in rollouts.merged_weights(adapted))
+    assert not all(torch.equal(weight, base[name]) for name, weight in rollouts.merged_weights(adapted))
+
+
 def test_an_engine_that_fails_halfway_leaves_the_adapter_as_it_was(adapted):
     weights = rollouts.merged_weights(adapted)
     next(weights)

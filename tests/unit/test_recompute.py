@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 
 from demo.tiny_qwen import FAMILIES
-from qwen_vl_grpo import policy
+from qwen_vl_grpo import policy, training
+from qwen_vl_grpo.hardware import Hardware
 from qwen_vl_grpo.interfaces import Sample
 
 QUESTION = Sample("1", [{"role": "user", "content": "Which colour?"}], [Image.new("RGB", (112, 112), "red")], "red")
@@ -51,3 +52,15 @@ def test_a_tower_that_learns_still_gets_its_gradient(checkpoint, config_of):
     tuned(**policy.encode(policy.load_processor(config), [QUESTION])).logits.float().square().mean().backward()
     gradients = [weight.grad for name, weight in tuned.named_parameters() if "visual" in name and "lora_B" in name]
     assert gradients and all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
+
+
+def test_a_machine_decides_what_automatic_checkpointing_recomputes(checkpoint, config_of):
+    def layers(machine, memory, chosen="auto"):
+        config = config_of(model_name=checkpoint("qwen2_5_vl"), gradient_checkpointing=chosen)
+        return training.layers_to_recompute(config, 64, machine, memory)
+
+    cpu, card = Hardware("cpu", 0, "", 2), Hardware("cuda", 1, "a card", 2)
+    assert layers(cpu, None) == 0
+    assert layers(card, 80.0) == 0
+    assert layers(card, 0.7) == layers(card, None) == 3  # too little, and not known
+    assert (layers(cpu, None, True), layers(card, None, False), layers(card, 0.7, 1)) == (3, 0, 1)

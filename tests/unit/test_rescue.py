@@ -14,7 +14,7 @@ from transformers import Trainer
 from trl.trainer.utils import RepeatSampler
 
 from qwen_vl_grpo import checkpoints, registry, rescue, training
-from qwen_vl_grpo.errors import DataError, RewardError
+from qwen_vl_grpo.errors import DataError, DivergenceError, RewardError
 from qwen_vl_grpo.ledger import Ledger
 
 NEEDED = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}
@@ -212,3 +212,22 @@ def test_the_generators_are_put_back():
     assert draw() != first_draw
     rescue.restore(kept)
     assert draw() == first_draw
+
+
+def test_a_gradient_that_is_no_number_ends_the_run_before_it_reaches_the_weights(config, monkeypatch):
+    """transformers would log the mean of the earlier losses in its place, and train on with weights that are no numbers."""
+    load, passes = training.load_policy, []
+
+    def diverging(*arguments):
+        model = load(*arguments)
+        weight = next(weight for name, weight in model.named_parameters() if name.endswith("mlp.down_proj.weight") and "visual" not in name)
+        weight.register_hook(lambda gradient: gradient * (float("nan") if passes.append(1) or len(passes) == 5 else 1.0))
+        return model
+
+    monkeypatch.setattr(training, "load_policy", diverging)
+    with pytest.raises(DivergenceError, match=r"the gradient of step 3 is nan, so it was not applied; lower learning_rate") as error:
+        training.train(config(lora=False))
+    assert error.value.__notes__ == ["step 2 of 4 is kept in runs/unit/checkpoint-2"]
+    card, run_dir = registry.resolve("unit")
+    assert (card.state, card.checkpoint) == ("failed", "checkpoint-2")
+    assert all(weight.isfinite().all() for weight in learned(run_dir / "checkpoint-2", lora=False).values())

@@ -107,3 +107,16 @@ def test_a_resumed_engine_draws_with_the_seeds_of_the_uninterrupted_one(generati
     fresh()
     assert [generation._moment(training=True) for _ in range(2)] == expected
     assert len({*expected, *looks}) == 4
+
+
+def test_the_seed_is_looked_at_hot_and_the_run_goes_on_as_it_was(generation, monkeypatch):
+    seen = []
+    generation.temperature, generation.max_completion_length, generation.pinned = 0.7, 512, None
+
+    def now():
+        return generation.temperature, generation.max_completion_length, generation.pinned
+
+    monkeypatch.setattr(rollouts.FaithfulGeneration, "generate", lambda self, prompts, *_: seen.append(now()) or ([], [[5]], [], []))
+    assert generation.drawn([[1]], 3) == [[5]]
+    assert seen == [(rollouts.HOT, 16, (3,))]
+    assert now() == (0.7, 512, None)

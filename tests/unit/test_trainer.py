@@ -38,10 +38,10 @@ def trainer_of(checkpoint, config_of, tmp_path):
     """Build a trainer as a run does, on real tiny weights."""
     ledgers = []
 
-    def build(family, data, reward=length, **changes):
+    def build(family, data, reward=length, recomputed=0, **changes):
         config = config_of(model_name=checkpoint(family), **(SMALL | changes))
         ledgers.append(Ledger(tmp_path, config.max_steps))
-        prepared = training.Prepared(tasks.build(config.task), [reward], [1.0], policy.load_processor(config), data, [], None, 0)
+        prepared = training.Prepared(tasks.build(config.task), [reward], [1.0], policy.load_processor(config), data, [], None, recomputed)
         return training.build_trainer(config, prepared, policy.load_model(config), tmp_path, ledgers[-1])
 
     yield build
@@ -215,3 +215,12 @@ def test_a_micro_batch_without_a_single_token_to_learn_keeps_two_columns():
     assert cut["prompt_mask"].tolist() == [[0, 1], [1, 1]]
     assert cut["completion_ids"].shape == (2, 2)
     assert cut["mm_token_type_ids"].tolist() == [[1, 2, 3, 4], [10, 11, 12, 13]]
+
+
+@pytest.mark.parametrize("recomputed", [0, 1, 3])
+def test_a_run_recomputes_the_layers_that_were_settled(trainer_of, recomputed):
+    trainer = trainer_of("qwen2_5_vl", rows(1, 0), recomputed=recomputed)
+    trainer.train()
+    flags = [layer.gradient_checkpointing for layer in trainer.model.get_decoder().layers]
+    assert flags == [place < recomputed for place in range(3)]
+    assert trainer.model.is_gradient_checkpointing == (recomputed > 0)

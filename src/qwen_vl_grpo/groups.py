@@ -1,0 +1,35 @@
+"""What a step's groups looked like: GRPO learns only from what differs inside one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def statistics(rewards: torch.Tensor, weights: torch.Tensor, size: int) -> dict[str, float]:
+    """Figures of the weighted rewards by group, from scores of shape (completions, functions); NaN was not judged.
+
+    `without_spread` is the share of groups whose rewards are all equal, `reward_std` the mean over groups of the standard
+    deviation inside one (n - 1), `best` and `worst` the mean of each group's highest and lowest. TRL's frac_reward_zero_std
+    is that of the whole batch where scale_rewards is not `group` or `none`. Completions that nothing judged are left out,
+    and so are groups of them alone.
+    """
+    total = (rewards * weights.to(rewards.device)).nansum(1).masked_fill(rewards.isnan().all(1), torch.nan)
+    groups = [judged for group in total.view(-1, size) if len(judged := group[~group.isnan()])]
+    if not groups:
+        return {}
+    spread = [group.std().item() if len(group) > 1 else 0.0 for group in groups]
+    return {
+        "groups/without_spread": sum(value < 1e-8 for value in spread) / len(groups),
+        "groups/reward_std": sum(spread) / len(groups),
+        "groups/best": sum(group.max().item() for group in groups) / len(groups),
+        "groups/worst": sum(group.min().item() for group in groups) / len(groups),
+    }
+
+
+def unique(completions: Sequence[Sequence[int]], size: int) -> dict[str, float]:
+    """Mean number of different completions in a group of `size`, over this process's whole groups."""
+    starts = range(0, len(completions) - size + 1, size)
+    counts = [len({tuple(ids) for ids in completions[start : start + size]}) for start in starts]
+    return {"groups/unique_completions": sum(counts) / len(counts)} if counts and not len(completions) % size else {}
