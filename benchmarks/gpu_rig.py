@@ -23,8 +23,8 @@ from trl.trainer import grpo_trainer
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from qwen_vl_grpo import assembly, policy, rollouts
 from qwen_vl_grpo import config as configs
-from qwen_vl_grpo import policy, rollouts, training
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.ledger import Ledger
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
@@ -32,7 +32,7 @@ from qwen_vl_grpo.trainer import VisionGRPOTrainer
 FOLDER = Path("outputs/gpu")
 
 
-def prepare(size: str, changes: Sequence[str]) -> tuple[RunConfig, training.Prepared]:
+def prepare(size: str, changes: Sequence[str]) -> tuple[RunConfig, assembly.Prepared]:
     """The GPU smoke's config for a model of this size, answers of one forced length, nothing saved or scored."""
     fixed = [
         f"model_name={FOLDER}/{size}-random", "evaluation.dataset_split=null", "parity_every=null", "vllm_max_model_length=4096",
@@ -40,15 +40,15 @@ def prepare(size: str, changes: Sequence[str]) -> tuple[RunConfig, training.Prep
         f"run_id=rows-{size}",
     ]  # fmt: skip
     config = configs.load("configs/gpu/smoke.yaml", [*fixed, *changes])
-    return config, training.prepare(config)
+    return config, assembly.prepare(config)
 
 
-def ours(config: RunConfig, prepared: training.Prepared) -> VisionGRPOTrainer:
+def ours(config: RunConfig, prepared: assembly.Prepared) -> VisionGRPOTrainer:
     """The product's trainer with its engine, asleep."""
     run_dir = FOLDER / "rows"
     run_dir.mkdir(parents=True, exist_ok=True)
-    model = training.load_policy(config, prepared, run_dir)
-    trainer = training.build_trainer(config, prepared, model, run_dir, Ledger(run_dir, config.max_steps))
+    model = assembly.load_policy(config, prepared, run_dir)
+    trainer = assembly.build_trainer(config, prepared, model, run_dir, Ledger(run_dir, config.max_steps))
     trainer.args.save_strategy = SaveStrategy.NO
     return trainer
 
@@ -62,7 +62,7 @@ class OneToken(VLLMGeneration):
         return prompts, *rest
 
 
-def published(config: RunConfig, prepared: training.Prepared, trainer: Any) -> GRPOTrainer:
+def published(config: RunConfig, prepared: assembly.Prepared, trainer: Any) -> GRPOTrainer:
     """TRL's trainer with TRL's defaults on the same policy, adapter and engine."""
     as_published(trainer)
     llm = trainer.vllm_generation.llm

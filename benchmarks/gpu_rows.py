@@ -92,7 +92,7 @@ def phase(size: str, changes: list[str]) -> dict[str, Any]:
     engine: Any = trainer.vllm_generation
     found: dict[str, Any] = {}
     for count in COUNTS:
-        samples = [gpu_rig.training.dataset.to_sample(prepared.rows[i]) for i in range(count // config.num_generations)]
+        samples = [gpu_rig.assembly.dataset.to_sample(prepared.rows[i]) for i in range(count // config.num_generations)]
         prompts = policy.unpadded(policy.encode(prepared.processor, samples))
         repeated = [ids for ids in prompts for _ in range(config.num_generations)]
         pictures = [sample.images for sample in samples for _ in range(config.num_generations)]

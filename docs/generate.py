@@ -15,7 +15,7 @@ DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS.parent / "src"), str(DOCS.parent)]
 
 from docs import reward_logic  # noqa: E402 - the line above makes it importable
-from qwen_vl_grpo import cli, config, footprint, shapes  # noqa: E402
+from qwen_vl_grpo import cli, config, footprint, sections, shapes  # noqa: E402
 from qwen_vl_grpo import planning as plans  # noqa: E402
 
 NOTICE = "<!-- Made from the code by `make docs`; change the code instead. -->\n"
@@ -32,10 +32,11 @@ def configuration() -> str:
         "Secrets (`HF_TOKEN`, `WANDB_API_KEY`) come from the environment or from `.env`, never from this file.",
         "",
     ]
-    sections = {name: field.annotation for name, field in config.RunConfig.model_fields.items()}
-    classes = {node.name: node for node in ast.parse(inspect.getsource(config)).body if isinstance(node, ast.ClassDef)}
+    keys = {name: field.annotation for name, field in config.RunConfig.model_fields.items()}
+    written = [node for module in (sections, config) for node in ast.parse(inspect.getsource(module)).body]
+    classes = {node.name: node for node in written if isinstance(node, ast.ClassDef)}
     page += ["## Flat keys", "", *table(classes["RunConfig"])]
-    for name, annotation in sections.items():
+    for name, annotation in keys.items():
         kind = getattr(annotation, "__name__", "")
         inner = next((part for part in getattr(annotation, "__args__", ()) if getattr(part, "__name__", "") in classes), None)
         section = kind if kind in classes else getattr(inner, "__name__", None)
@@ -54,12 +55,12 @@ def table(node: ast.ClassDef) -> list[str]:
                 f"| `{name}` | {kind(ast.unparse(field.annotation))} | {default(field.value)} | {text.replace('|', chr(92) + '|')} |"
             )
         elif isinstance(field, ast.AnnAssign) and ast.unparse(field.target) != "model_config":
-            raise SystemExit(f"config.py: {node.name}.{ast.unparse(field.target)} has no text under it")
+            raise SystemExit(f"{node.name}.{ast.unparse(field.target)} has no text under it")
     return rows
 
 
 def kind(annotation: str) -> str:
-    if annotation.startswith("Annotated[str"):
+    if annotation.startswith("RunId"):
         return "`str`"
     if annotation.startswith("Literal["):
         return "one of " + annotation.removeprefix("Literal[").replace("]", "").replace(" | ", " or ").replace("'", "`")

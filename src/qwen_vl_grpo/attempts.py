@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from qwen_vl_grpo import checkpoints, registry
-from qwen_vl_grpo.config import RunConfig, check, differences
+from qwen_vl_grpo.config import RunConfig, check
 from qwen_vl_grpo.errors import ConfigError, RegistryError
+from qwen_vl_grpo.identity import differences
 from qwen_vl_grpo.interfaces import RunCard
 
 

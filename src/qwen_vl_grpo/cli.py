@@ -54,8 +54,10 @@ def train(
     if dry_run:
         import yaml
 
+        from qwen_vl_grpo.identity import digest
+
         print(yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False), end="")
-        print(f"# {arithmetic}\n# digest {configs.digest(run)[:12]}")
+        print(f"# {arithmetic}\n# digest {digest(run)[:12]}")
         return
     _refuse_early(run, resume)
     hardware.quiet_libraries()

@@ -1,162 +1,43 @@
 """The run config: one YAML file, checked before anything heavy is imported.
 
-The flat keys are the documented ones; sections group the rest; `trl:` hands any other GRPOConfig field to TRL. The text
+The flat keys are the documented ones; sections (sections.py) group the rest; `trl:` hands any other GRPOConfig field to TRL. The text
 under each field is its documentation: docs/configuration.md is generated from it.
 """
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import json
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from qwen_vl_grpo import config_file
 from qwen_vl_grpo.errors import ConfigError
-
-RUN_ID_PATTERN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.)){0,62}")
-
-
-def check_run_id(run_id: str) -> str:
-    """Return `run_id` if it may name a folder, a Hub tag and a W&B run alike; raise ConfigError otherwise."""
-    if run_id.lower() == "all":
-        raise ConfigError("run_id: 'all' is the word for every run, so no run may have it as its id; choose another")
-    if not RUN_ID_PATTERN.fullmatch(run_id) or run_id.endswith((".", ".lock")):  # git allows no tag that ends so
-        raise ConfigError(
-            f"run_id: {run_id[:80]!r} is not a run id; use 1 to 63 letters, digits, '-', '_' and single dots, "
-            "starting with a letter or digit"
-        )
-    return run_id
-
-
-def _run_id(value: str) -> str:
-    try:
-        return check_run_id(value)
-    except ConfigError as error:
-        raise ValueError(str(error).removeprefix("run_id: ")) from None
-
-
-class Section(BaseModel):
-    """A part of the config: unknown keys fail, values do not change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-
-class TaskSection(Section):
-    name: str = "visual_reasoning"
-    """The task: a built-in name, or `path/to/module.py:function` for your own (a function that returns a Task)."""
-    mode: Literal["strict", "documented"] = "strict"
-    """The rewards of a run that lists none: `strict` has no holes, `documented` pays the published values (docs/reward_logic.md)."""
-    system_prompt: str | None = None
-    """Replaces the task's system prompt."""
-
-
-class LoraSection(Section):
-    enabled: bool = True
-    """False trains every language weight (full fine-tuning)."""
-    r: int = Field(default=16, ge=1)
-    """Rank of the adapter."""
-    alpha: int = Field(default=32, ge=1)
-    """Scale: the adapter's update is multiplied by alpha / r."""
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Dropout on the adapter's input while training."""
-    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    """Linear layers of the language model that get an adapter."""
-    vision: bool = False
-    """Train the vision tower too: with LoRA adapters on its linear layers, or all of it in full fine-tuning."""
-    quantization: Literal["4bit"] | None = None
-    """`4bit` holds the frozen base in 4 bits (QLoRA; needs bitsandbytes)."""
-
-
-class RewardEntry(Section):
-    function: str
-    """A documented reward by name, or `path/to/module.py:function` for your own."""
-    weight: float = 1.0
-    """The reward is multiplied by this before the rewards are added."""
-
-
-class DataSection(Section):
-    columns: dict[Literal["image", "images", "question", "answer", "id"], str] = {}
-    """Our name -> the data set's column, for: image, images, question, answer, id (`question: query` reads `query`)."""
-    min_pixels: int = Field(default=56 * 56, ge=28 * 28)
-    """Smaller pictures are enlarged to this many pixels, once, before training."""
-    max_pixels: int = Field(default=1280 * 28 * 28, ge=28 * 28)
-    """Larger pictures are shrunk to this many pixels, once, before training."""
-    limit: int | None = Field(default=None, ge=1)
-    """Use only the first rows of each part."""
-    overlong: Literal["refuse", "drop"] = "refuse"
-    """What to do with a prompt that leaves no room for max_completion_length in the context."""
-
-    @model_validator(mode="after")
-    def _pixel_limits_in_order(self) -> DataSection:
-        if self.min_pixels > self.max_pixels:
-            raise ValueError(f"min_pixels {self.min_pixels} is more than max_pixels {self.max_pixels}; raise one or lower the other")
-        return self
-
-
-class WarmupSection(Section):
-    dataset_name: str
-    """JSON Lines, Parquet or folder with the columns of the training data and `target`, the completion to imitate."""
-    dataset_split: str = "warmup"
-    """The part of it to use."""
-    steps: int = Field(default=100, ge=1)
-    """Optimizer steps."""
-    batch_size: int = Field(default=32, ge=1)
-    """Examples a step."""
-    learning_rate: float = Field(default=1e-3, gt=0)
-    """Peak learning rate; it falls linearly to 0."""
-
-
-class EvaluationSection(Section):
-    dataset_split: str | None = None
-    """The held-out part; none means that the run is not evaluated."""
-    every: int | None = Field(default=None, ge=1)
-    """Score the held-out part every so many steps, too, and not only before and after."""
-    every_limit: int = Field(default=64, ge=1)
-    """How many held-out rows the evaluations during training use."""
-    samples: int = Field(default=4, ge=1)
-    """Sampled completions for each held-out row, beside one greedy completion."""
-    blind: bool = True
-    """After training, also answer with a white picture: a policy that looks falls to chance."""
-    without_adapter: bool = False
-    """After training, also score with the LoRA adapter switched off: what is lost again is what GRPO taught it."""
-    batch_size: int = Field(default=64, ge=1)
-    """Completions generated at once."""
-
-
-class TrackingSection(Section):
-    report_to: Literal["wandb", "none"] = "wandb"
-    """Where metrics go beside the run's own metrics.jsonl."""
-    project: str = "grpo"
-    """W&B project."""
-    mode: Literal["auto", "online", "offline"] = "auto"
-    """`auto` is online when WANDB_API_KEY is set and offline otherwise; `wandb sync` uploads an offline run later."""
-    tags: tuple[str, ...] = ()
-    """W&B tags."""
-    log_completions: bool = True
-    """Keep tables of completions with their rewards (Parquet in the run's folder, and W&B)."""
-
-
-class RegistrySection(Section):
-    demo: bool = False
-    """A demonstration run: the only kind that a new run of the same id replaces."""
+from qwen_vl_grpo.sections import (
+    DataSection,
+    EvaluationSection,
+    LoraSection,
+    RegistrySection,
+    RewardEntry,
+    RunId,
+    Section,
+    TaskSection,
+    TrackingSection,
+    WarmupSection,
+)
 
 
 class RunConfig(Section):
-    run_id: Annotated[str, AfterValidator(_run_id)]
+    run_id: RunId
     """The primary key of the run: folder, checkpoints, W&B run, predictions and reports are found by it."""
     output_dir: str = "outputs/qwen-vl-grpo"
     """The run lives in {output_dir}/{run_id}/."""
     model_name: str = "Qwen/Qwen2.5-VL-7B-Instruct"
     """A Qwen2-VL, Qwen2.5-VL or Qwen3-VL checkpoint: Hub id or local folder."""
-    init_from: Annotated[str, AfterValidator(_run_id)] | None = None
+    init_from: RunId | None = None
     """A run whose last checkpoint this one starts from (weights or adapter alone); a KL term still counts from model_name."""
     model_revision: str | None = None
     """Hub revision of the model (branch, tag or commit)."""
@@ -231,9 +112,9 @@ class RunConfig(Section):
     """W&B."""
     registry: RegistrySection = RegistrySection()
     """How the run is kept."""
-    engine: dict[str, Any] = {}
+    engine: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it
     """Any argument of vLLM's LLM, over TRL's: max_num_batched_tokens, enforce_eager, kv_cache_dtype, limit_mm_per_prompt, …"""
-    trl: dict[str, Any] = {}
+    trl: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it
     """Any other field of TRL's GRPOConfig."""
 
     @field_validator("gradient_checkpointing", mode="wrap")
@@ -358,27 +239,15 @@ ENGINE_KEYS = {
 }
 """Arguments of vLLM's LLM that a key of ours sets -> that key; `engine:` may not repeat them."""
 
-HARMLESS_KEYS = ("max_steps", "save_steps", "save_total_limit", "logging_steps", "tracking", "allow_tight_memory")
-"""Keys that may differ between a run and its resumption."""
-
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Read a YAML file, apply `a.b=c` overrides and check everything.
 
     Raises ConfigError: a missing or broken file, an unknown key (the nearest one is named), a value out of its range.
     """
-    try:
-        raw = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such config file; configs/ holds the documented ones") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: a run config is a list of `key: value` lines; this file holds {type(raw).__name__}")
-    for override in overrides:
-        _apply(raw, override)
+    raw = config_file.read(path)
+    for given in overrides:
+        config_file.override(raw, given)
     return check(raw, str(path))
 
 
@@ -387,26 +256,7 @@ def check(raw: Mapping[str, Any], where: str = "config") -> RunConfig:
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {_first_fault(error)}") from None
-
-
-def digest(config: RunConfig) -> str:
-    """Hash what makes a run this run: two configs with one digest differ in harmless keys at most."""
-    content = config.model_dump(mode="json", exclude=set(HARMLESS_KEYS))
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def differences(old: RunConfig, new: RunConfig) -> list[str]:
-    """The keys, with their section, in which two configs differ beyond the harmless ones."""
-    first, second = (_flat(config.model_dump(mode="json", exclude=set(HARMLESS_KEYS))) for config in (old, new))
-    return sorted(key for key in first.keys() | second.keys() if first.get(key) != second.get(key))
-
-
-def _flat(content: dict[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        flat |= _flat(value, f"{above}{key}.") if isinstance(value, dict) and value else {above + key: value}
-    return flat
+        raise ConfigError(f"{where}: {config_file.first_fault(error, RunConfig)}") from None
 
 
 def arithmetic(config: RunConfig, devices: int | None = None) -> str:
@@ -427,63 +277,3 @@ def arithmetic(config: RunConfig, devices: int | None = None) -> str:
         f"{step} completions a step = {step / config.num_generations:g} prompts x {config.num_generations} generations; "
         f"{config.max_steps} steps = {step * config.max_steps} completions"
     )
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML takes the last of two equal keys in silence; a run config may not hold two."""
-
-
-def _mapping_without_repeats(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise yaml.YAMLError(f"the key {key!r} stands twice{node.start_mark}")
-    return loader.construct_mapping(node, deep=True)
-
-
-_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_repeats)
-
-
-def _apply(raw: dict[str, Any], override: str) -> None:
-    dotted, equals, text = override.partition("=")
-    if not equals or not dotted:
-        raise ConfigError(f"--set {override}: write --set key=value, or --set section.key=value")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"--set {override}: the value is not valid YAML; quote it") from None
-    *sections, key = dotted.split(".")
-    target = raw
-    for section in sections:
-        if target.get(section) is None:
-            target[section] = {}
-        target = target[section]
-        if not isinstance(target, dict):
-            raise ConfigError(f"--set {override}: {section} is a value, not a section")
-    target[key] = value
-
-
-def _first_fault(error: ValidationError) -> str:
-    fault = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
-    where = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] == "extra_forbidden":
-        key = str(fault["loc"][-1])
-        known = _fields_at(fault["loc"][:-1])
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        return f"unknown key {where!r}; " + (f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}")
-    if fault["type"] == "missing":
-        return f"{where} is missing; add it"
-    message = fault["msg"].removeprefix("Value error, ")
-    given = "" if fault["type"] == "value_error" else f" (given: {fault['input']!r})"
-    return f"{where}: {message}{given}" if where else message
-
-
-def _fields_at(location: tuple[int | str, ...]) -> list[str]:
-    model: Any = RunConfig
-    for part in location:
-        if isinstance(part, int):
-            continue
-        annotation = model.model_fields[part].annotation
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
-    return list(model.model_fields)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from qwen_vl_grpo import dataset, parity, policy, training
+from qwen_vl_grpo import assembly, dataset, parity, policy
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import ConfigError, RolloutError
 from qwen_vl_grpo.ledger import Ledger
@@ -32,9 +32,9 @@ def rollouts(config: RunConfig) -> dict[str, dict[str, float]]:
         raise ConfigError(f"run {config.run_id}: use_vllm is false, so the policy itself generates and there is no engine to check")
     with tempfile.TemporaryDirectory() as folder:
         apart = config.model_copy(update={"output_dir": folder, "run_id": "doctor", "warmup": None})
-        prepared = training.prepare(apart)
+        prepared = assembly.prepare(apart)
         ledger = Ledger(Path(folder), 1)
-        trainer = training.build_trainer(apart, prepared, training.load_policy(apart, prepared, Path(folder)), Path(folder), ledger)
+        trainer = assembly.build_trainer(apart, prepared, assembly.load_policy(apart, prepared, Path(folder)), Path(folder), ledger)
         samples = [dataset.to_sample(row) for row in prepared.rows.select(range(min(parity.ROWS, len(prepared.rows))))]
         figures = {
             "at the start": parity.check(trainer, samples, "at the start"),

@@ -17,9 +17,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from qwen_vl_grpo.checkpoints import sha256
-from qwen_vl_grpo.config import RunConfig, check_run_id
+from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import ConfigError, RegistryError
 from qwen_vl_grpo.interfaces import RunCard
+from qwen_vl_grpo.run_id import check_run_id
 
 SCHEMA_VERSION = 1
 PROJECT = Path(__file__).resolve().parents[2]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qwen_vl_grpo import config as configs
+from qwen_vl_grpo import identity
 from qwen_vl_grpo.errors import ConfigError
 
 HARMLESS = [
@@ -30,26 +30,34 @@ TELLING = [
 @pytest.mark.parametrize("change", HARMLESS, ids=str)
 def test_a_harmless_key_does_not_change_the_digest(config_of, change):
     assert config_of(**change) != config_of()
-    assert configs.digest(config_of(**change)) == configs.digest(config_of())
+    assert identity.digest(config_of(**change)) == identity.digest(config_of())
 
 
 def test_the_harmless_keys_are_the_ones_tried_here():
-    assert {key for change in HARMLESS for key in change} == set(configs.HARMLESS_KEYS)
+    assert {key for change in HARMLESS for key in change} == set(identity.HARMLESS_KEYS)
 
 
 @pytest.mark.parametrize("change", TELLING, ids=str)
 def test_any_other_key_changes_the_digest(config_of, change):
-    assert configs.digest(config_of(**change)) != configs.digest(config_of())
+    assert identity.digest(config_of(**change)) != identity.digest(config_of())
 
 
 def test_the_order_of_the_keys_does_not_change_the_digest(config_of):
-    assert configs.digest(config_of(seed=3, beta=0.1)) == configs.digest(config_of(beta=0.1, seed=3))
+    assert identity.digest(config_of(seed=3, beta=0.1)) == identity.digest(config_of(beta=0.1, seed=3))
 
 
 def test_the_keys_that_differ_are_named_with_their_section_and_the_harmless_ones_are_not(config_of):
     other = config_of(seed=1, max_steps=7, lora={"r": 8}, trl={"epsilon": 0.1}, data={"columns": {"answer": "gold"}})
-    assert configs.differences(config_of(), other) == ["data.columns", "data.columns.answer", "lora.r", "seed", "trl", "trl.epsilon"]
-    assert configs.differences(other, other.model_copy(update={"max_steps": 8})) == []
+    assert identity.differences(config_of(), other) == ["data.columns", "data.columns.answer", "lora.r", "seed", "trl", "trl.epsilon"]
+    assert identity.differences(other, other.model_copy(update={"max_steps": 8})) == []
+
+
+def test_a_harmless_key_may_lie_in_a_section_and_may_be_one_that_is_not_there(config_of, monkeypatch):
+    monkeypatch.setattr(identity, "HARMLESS_KEYS", ("data.limit", "data.absent", "absent.key"))
+    one, other = config_of(data={"limit": 3}), config_of(data={"limit": 4})
+    assert identity.differences(one, other) == []
+    assert identity.digest(one) == identity.digest(other)
+    assert identity.differences(one, config_of(data={"limit": 3, "max_pixels": 448 * 448})) == ["data.max_pixels"]
 
 
 @pytest.mark.parametrize(

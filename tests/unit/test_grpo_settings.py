@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from trl.trainer.grpo_config import GRPOConfig
 
+from qwen_vl_grpo import assembly, policy
 from qwen_vl_grpo import config as configs
-from qwen_vl_grpo import policy, training
 from qwen_vl_grpo.errors import ConfigError
 
 FIELDS = {field.name for field in dataclasses.fields(GRPOConfig)}
@@ -16,7 +16,7 @@ FIELDS = {field.name for field in dataclasses.fields(GRPOConfig)}
 def settings(checkpoint, config_of, tmp_path):
     def make(weights=(1.0,), **changes):
         config = config_of(model_name=checkpoint("qwen2_5_vl"), **changes)
-        return training.grpo_config(config, policy.load_processor(config), list(weights), tmp_path)
+        return assembly.grpo_config(config, policy.load_processor(config), list(weights), tmp_path)
 
     return make
 
@@ -71,8 +71,8 @@ def test_generation_arguments_of_the_user_come_beside_the_forbidden_placeholders
 
 def test_a_field_that_trl_does_not_have_gets_the_nearest_one(config_of):
     with pytest.raises(ConfigError, match=r"trl\.epsilon_hi: GRPOConfig has no such field; did you mean 'epsilon_high'\?"):
-        training.check_trl_fields(config_of(trl={"epsilon_hi": 0.28}))
-    training.check_trl_fields(config_of(trl={"epsilon_high": 0.28}))
+        assembly.check_trl_fields(config_of(trl={"epsilon_hi": 0.28}))
+    assembly.check_trl_fields(config_of(trl={"epsilon_high": 0.28}))
 
 
 def test_what_trl_refuses_is_refused_in_one_sentence(settings):

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from demo.tiny_qwen import FAMILIES
-from qwen_vl_grpo import pictures, policy, tasks, training
+from qwen_vl_grpo import assembly, pictures, policy, tasks
 from qwen_vl_grpo import trainer as trainer_module
 from qwen_vl_grpo.ledger import Ledger
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
@@ -43,8 +43,8 @@ def trainer_of(checkpoint, config_of, tmp_path):
         rows = datasets.Dataset.from_dict({"prompt": prompts, "images": images}, features=features)
         ledgers.append(Ledger(tmp_path, config.max_steps))
         functions = [lambda completions, **_: [float(len(completion[0]["content"])) for completion in completions]]
-        prepared = training.Prepared(tasks.build(config.task), functions, [1.0], policy.load_processor(config), rows, [], None, 0)
-        return training.build_trainer(config, prepared, policy.load_model(config), tmp_path, ledgers[-1])
+        prepared = assembly.Prepared(tasks.build(config.task), functions, [1.0], policy.load_processor(config), rows, [], None, 0)
+        return assembly.build_trainer(config, prepared, policy.load_model(config), tmp_path, ledgers[-1])
 
     yield build
     for ledger in ledgers:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
-from qwen_vl_grpo import answering, policy, tasks, training
+from qwen_vl_grpo import answering, assembly, policy, tasks
 from qwen_vl_grpo.interfaces import Sample
 from qwen_vl_grpo.ledger import Ledger
 
@@ -67,8 +67,8 @@ def rolled_out(folder: Path, config_of, tmp_path):
     )  # fmt: skip
     ledger = Ledger(tmp_path, 1)
     try:
-        prepared = training.Prepared(tasks.build(config.task), [note], [1.0], policy.load_processor(config), rows, [], None, 0)
-        training.build_trainer(config, prepared, policy.load_model(config), tmp_path, ledger).train()
+        prepared = assembly.Prepared(tasks.build(config.task), [note], [1.0], policy.load_processor(config), rows, [], None, 0)
+        assembly.build_trainer(config, prepared, policy.load_model(config), tmp_path, ledger).train()
     finally:
         ledger.close()
     return seen

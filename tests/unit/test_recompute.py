@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from demo.tiny_qwen import FAMILIES
-from qwen_vl_grpo import policy, training
+from qwen_vl_grpo import assembly, policy
 from qwen_vl_grpo.hardware import Hardware
 from qwen_vl_grpo.interfaces import Sample
 
@@ -57,7 +57,7 @@ def test_a_tower_that_learns_still_gets_its_gradient(checkpoint, config_of):
 def test_a_machine_decides_what_automatic_checkpointing_recomputes(checkpoint, config_of):
     def layers(machine, memory, chosen="auto"):
         config = config_of(model_name=checkpoint("qwen2_5_vl"), gradient_checkpointing=chosen)
-        return training.layers_to_recompute(config, 64, machine, memory)
+        return assembly.layers_to_recompute(config, 64, machine, memory)
 
     cpu, card = Hardware("cpu", 0, "", 2), Hardware("cuda", 1, "a card", 2)
     assert layers(cpu, None) == 0

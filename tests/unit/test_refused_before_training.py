@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from transformers import LlamaConfig
 
-from qwen_vl_grpo import hardware, training
+from qwen_vl_grpo import assembly, hardware, training
 from qwen_vl_grpo.errors import GrpoError, HardwareError
 
 CHANGES = {
@@ -61,4 +61,4 @@ def test_a_run_that_its_own_rows_make_too_large_leaves_no_folder_either(folder, 
     with pytest.raises(HardwareError, match=r"run unit: does not fit this card's 0\.5 GiB by `grpo plan`, with prompts of up to \d+"):
         training.train(config)
     assert not (folder / "runs").exists()
-    assert training.prepare(config.model_copy(update={"allow_tight_memory": True}))
+    assert assembly.prepare(config.model_copy(update={"allow_tight_memory": True}))

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import Trainer
 from trl.trainer.utils import RepeatSampler
 
-from qwen_vl_grpo import checkpoints, registry, rescue, training
+from qwen_vl_grpo import assembly, checkpoints, registry, rescue, training
 from qwen_vl_grpo.errors import DataError, DivergenceError, RewardError
 from qwen_vl_grpo.ledger import Ledger
 
@@ -54,10 +54,10 @@ def config(tmp_path, checkpoint, config_of, monkeypatch):
 def run(config, folder, resume=None):
     """Train in a folder without a card, and return the trainer."""
     folder.mkdir(parents=True)
-    prepared = training.prepare(config)
+    prepared = assembly.prepare(config)
     ledger = Ledger(folder, config.max_steps)
     try:
-        trainer = training.build_trainer(config, prepared, training.load_policy(config, prepared, folder), folder, ledger)
+        trainer = assembly.build_trainer(config, prepared, assembly.load_policy(config, prepared, folder), folder, ledger)
         trainer.train(resume_from_checkpoint=resume)
     finally:
         ledger.close()
@@ -156,9 +156,9 @@ def stopped_at_two(config, tmp_path):
     folder = tmp_path / "watched"
     folder.mkdir()
     made = config("1 / 0", save_steps=1)
-    prepared = training.prepare(made)
+    prepared = assembly.prepare(made)
     ledger, guard = Ledger(folder, made.max_steps), rescue.Rescue()
-    trainer = training.build_trainer(made, prepared, training.load_policy(made, prepared, folder), folder, ledger)
+    trainer = assembly.build_trainer(made, prepared, assembly.load_policy(made, prepared, folder), folder, ledger)
     guard.watch(trainer)
     with pytest.raises(RewardError):
         trainer.train()

@@ -2,8 +2,9 @@
 
 import pytest
 
-from qwen_vl_grpo import config as configs
+from qwen_vl_grpo import config
 from qwen_vl_grpo.errors import ConfigError
+from qwen_vl_grpo.run_id import check_run_id
 
 GOOD = ["a", "7", "v1-baseline", "digits-demo-s1", "v1.2.3", "a_b", "A" * 63, "all-runs", "x.y"]
 BAD = [
@@ -14,23 +15,23 @@ BAD = [
 
 @pytest.mark.parametrize("run_id", GOOD)
 def test_a_good_run_id_is_returned_as_it_is(run_id):
-    assert configs.check_run_id(run_id) == run_id
+    assert check_run_id(run_id) == run_id
 
 
 @pytest.mark.parametrize("run_id", BAD, ids=ascii)
 def test_a_bad_run_id_is_refused_alone_and_in_a_config(run_id):
     with pytest.raises(ConfigError, match=r"^run_id: "):
-        configs.check_run_id(run_id)
+        check_run_id(run_id)
     with pytest.raises(ConfigError, match=r"^config: run_id: "):
-        configs.check({"run_id": run_id})
+        config.check({"run_id": run_id})
 
 
 def test_a_long_run_id_is_not_repeated_whole_in_its_refusal():
     with pytest.raises(ConfigError) as error:
-        configs.check_run_id("A" * 5000)
+        check_run_id("A" * 5000)
     assert len(str(error.value)) < 300
 
 
 def test_the_word_for_every_run_is_refused_with_the_reason():
     with pytest.raises(ConfigError, match="the word for every run"):
-        configs.check_run_id("all")
+        check_run_id("all")

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo import policy, tasks, training
+from qwen_vl_grpo import assembly, policy, tasks
 from qwen_vl_grpo import trainer as trainer_module
 from qwen_vl_grpo.errors import PolicyError
 from qwen_vl_grpo.ledger import Ledger
@@ -41,8 +41,8 @@ def trainer_of(checkpoint, config_of, tmp_path):
     def build(family, data, reward=length, recomputed=0, **changes):
         config = config_of(model_name=checkpoint(family), **(SMALL | changes))
         ledgers.append(Ledger(tmp_path, config.max_steps))
-        prepared = training.Prepared(tasks.build(config.task), [reward], [1.0], policy.load_processor(config), data, [], None, recomputed)
-        return training.build_trainer(config, prepared, policy.load_model(config), tmp_path, ledgers[-1])
+        prepared = assembly.Prepared(tasks.build(config.task), [reward], [1.0], policy.load_processor(config), data, [], None, recomputed)
+        return assembly.build_trainer(config, prepared, policy.load_model(config), tmp_path, ledgers[-1])
 
     yield build
     for ledger in ledgers:
@@ -96,7 +96,7 @@ def test_a_processor_that_pads_on_the_right_is_refused(checkpoint, config_of, tm
         VisionGRPOTrainer(
             model=policy.load_model(config),
             reward_funcs=[length],
-            args=training.grpo_config(config, processor, [1.0], tmp_path),
+            args=assembly.grpo_config(config, processor, [1.0], tmp_path),
             train_dataset=rows(1, 1),
             processing_class=processor,
         )

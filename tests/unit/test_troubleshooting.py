@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from qwen_vl_grpo import config as configs
 from qwen_vl_grpo.alarms import ALARMS
@@ -20,7 +21,7 @@ def keys(model=configs.RunConfig, prefix=""):
     for name, field in model.model_fields.items():
         yield prefix + name
         for inner in (field.annotation, *getattr(field.annotation, "__args__", ())):
-            if isinstance(inner, type) and issubclass(inner, configs.BaseModel):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
                 yield from keys(inner, f"{prefix}{name}.")
 
 

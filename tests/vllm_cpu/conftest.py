@@ -34,8 +34,8 @@ for module in [vllm_layers, *sys.modules.values()]:
         module.dispatch_cpu_unquantized_gemm = keep_weights
 
 from demo import tiny_qwen
+from qwen_vl_grpo import assembly, dataset, hardware
 from qwen_vl_grpo import config as configs
-from qwen_vl_grpo import dataset, hardware, training
 from qwen_vl_grpo.ledger import Ledger
 
 hardware.quiet_libraries()
@@ -103,9 +103,9 @@ def trainer_of(config_of, tmp_path):
 
     def build(*arguments, **changes):
         config = config_of(*arguments, **changes)
-        prepared = training.prepare(config)
+        prepared = assembly.prepare(config)
         ledger = Ledger(tmp_path, config.max_steps)
-        trainer = training.build_trainer(config, prepared, training.load_policy(config, prepared, tmp_path), tmp_path, ledger)
+        trainer = assembly.build_trainer(config, prepared, assembly.load_policy(config, prepared, tmp_path), tmp_path, ledger)
         made.append((trainer, ledger))
         return trainer, [dataset.to_sample(row) for row in prepared.rows]
 

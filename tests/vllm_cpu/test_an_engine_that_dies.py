@@ -5,7 +5,7 @@ import gc
 import pytest
 import vllm
 
-from qwen_vl_grpo import registry, training
+from qwen_vl_grpo import assembly, registry, training
 from qwen_vl_grpo.errors import EngineError
 from qwen_vl_grpo.ledger import Ledger
 
@@ -42,8 +42,8 @@ def test_a_run_whose_engine_dies_in_its_second_step_keeps_the_first_and_goes_on(
     folder = tmp_path / "resumed"
     folder.mkdir()
     again = config.model_copy(update={"run_id": "again"})
-    prepared, ledger = training.prepare(again), Ledger(folder, again.max_steps)
-    trainer = training.build_trainer(again, prepared, training.load_policy(again, prepared, folder), folder, ledger)
+    prepared, ledger = assembly.prepare(again), Ledger(folder, again.max_steps)
+    trainer = assembly.build_trainer(again, prepared, assembly.load_policy(again, prepared, folder), folder, ledger)
     trainer.train(resume_from_checkpoint=str(run_dir / card.checkpoint))
     ledger.close()
     assert trainer.state.global_step == 3

@@ -1,0 +1,193 @@
+"""A config becomes what a run is made of: checked data, rewards and settings, then the policy and the trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute
+import torch
+from transformers import PrinterCallback, ProgressCallback, set_seed
+from trl.trainer.grpo_config import GRPOConfig
+
+from qwen_vl_grpo import dataset, footprint, hardware, planning, policy, registry, rewards, rollouts, shapes, tasks, warmup
+from qwen_vl_grpo.config import TRL_KEYS, RewardEntry, RunConfig, arithmetic
+from qwen_vl_grpo.errors import ConfigError
+from qwen_vl_grpo.footprint import Prompt
+from qwen_vl_grpo.interfaces import RewardFunction, Sample, Task
+from qwen_vl_grpo.ledger import Bar, Ledger
+from qwen_vl_grpo.trainer import VisionGRPOTrainer
+
+log = logging.getLogger("qwen_vl_grpo")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that a run needs besides its model: checked, and nothing written yet."""
+
+    task: Task
+    functions: list[RewardFunction]
+    weights: list[float]
+    processor: Any
+    rows: Any
+    held_out: list[Sample]
+    warmup_rows: Any
+    recomputed: int
+    """Language layers whose activations are recomputed in the backward pass."""
+
+
+def prepare(config: RunConfig, resume: bool = False) -> Prepared:
+    """Check everything that can be checked before weights are read; raises the typed error of what is wrong."""
+    if not resume:
+        registry.refuse_existing(config)
+    arithmetic(config)
+    task = tasks.build(config.task)
+    entries = config.rewards or tuple(RewardEntry(function=name, weight=weight) for name, weight in task.rewards)
+    functions = [rewards.find(entry.function) for entry in entries]
+    weights = [entry.weight for entry in entries]
+    check_trl_fields(config)
+    policy.check(config)
+    set_seed(config.seed)
+    processor = policy.load_processor(config)
+    grpo_config(config, processor, weights, config.run_dir)
+    rows = dataset.load(config, task, processor, config.dataset_name, config.dataset_split)
+    held_out: list[Sample] = []
+    if config.evaluation.dataset_split is not None:
+        scored = dataset.load(config, task, processor, config.dataset_name, config.evaluation.dataset_split)
+        held_out = [dataset.to_sample(row) for row in scored]  # type: ignore[arg-type]
+    warmup_rows = None
+    if config.warmup is not None:
+        warmup_rows = dataset.load(config, task, processor, config.warmup.dataset_name, config.warmup.dataset_split)
+        warmup.check(warmup_rows, config.warmup)
+    longest = max(rows["prompt_tokens"])
+    machine = hardware.detect()
+    memory = hardware.memory_gib(machine)
+    if memory is not None and not config.allow_tight_memory:
+        planning.refuse_tight(config, memory, longest)
+    recomputed = layers_to_recompute(config, longest, machine, memory)
+    return Prepared(task, functions, weights, processor, rows, held_out, warmup_rows, recomputed)
+
+
+def layers_to_recompute(config: RunConfig, longest: int, machine: hardware.Hardware, memory: float | None) -> int:
+    """How many language layers a machine of so many GiB makes the run recompute, for prompts of at most `longest` tokens."""
+    known = shapes.of(config)
+    if config.gradient_checkpointing == "auto" and not machine.accelerated:
+        return 0
+    if memory is not None:  # the worst prompt is all picture
+        config = planning.settled(config, known, Prompt(text=0, pictures=1, picture_tokens=longest), memory)
+    return footprint.recomputed_layers(config, known)
+
+
+def load_policy(config: RunConfig, prepared: Prepared, run_dir: Path) -> Any:
+    """The model that GRPO starts from, warmed up first if the config says so."""
+    warmed = run_dir / "warmup"
+    if config.warmup is not None and not warmed.is_dir():
+        log.info("warm-up: %d supervised steps of %d", config.warmup.steps, config.warmup.batch_size)
+        bar, aside = Bar("warm-up", config.warmup.steps), run_dir / ".warmup"
+        model = policy.load_model(config.model_copy(update={"dtype": "float32"}))  # bfloat16 would round small updates away
+        warmup.run(model, prepared.processor, prepared.warmup_rows, config, aside, [bar])
+        aside.rename(warmed)  # a kill in the middle leaves nothing that a resumed run would take
+    model = policy.load_model(config, str(warmed) if config.warmup else None)
+    set_seed(config.seed)  # the adapter's start is the same whether the warm-up ran in this attempt or in an earlier one
+    policy.freeze(model, config.lora)
+    return model
+
+
+def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Path, ledger: Ledger) -> VisionGRPOTrainer:
+    """TRL's trainer for this config, on our engine where vLLM generates."""
+    policy.forbid(model, rollouts.vision_token_ids(prepared.processor))
+    policy.recompute(model, prepared.recomputed)
+    args = grpo_config(config, prepared.processor, prepared.weights, run_dir)
+    args.gradient_checkpointing = prepared.recomputed > 0
+    settings = rollouts.EngineSettings(seed=config.seed, options=engine_options(config, prepared))
+    with rollouts.injected(settings) if config.use_vllm else nullcontext():
+        trainer = VisionGRPOTrainer(
+            model=model,
+            reward_funcs=prepared.functions,
+            args=args,
+            train_dataset=prepared.rows,
+            processing_class=prepared.processor,
+            peft_config=policy.adapter(config.lora),
+            callbacks=[ledger],
+            correction=config.importance_correction,
+            checkpoint_limit=config.save_total_limit,
+        )
+    settings.moment = lambda: trainer.state.global_step
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    return trainer
+
+
+def engine_options(config: RunConfig, prepared: Prepared) -> dict[str, Any]:
+    """Arguments of vLLM's LLM that follow from the run: no more pictures than the data holds, the trainer's dtype and pixel limits.
+
+    vLLM loads a processor of its own with the limits of the model's folder, and would resize what the trainer does not.
+    """
+    counts = pyarrow.compute.call_function("list_value_length", [prepared.rows.data.column("images")])
+    most = max(counts.to_pylist())
+    dtype = str(policy.weight_dtype(config)).removeprefix("torch.")
+    pixels = {"min_pixels": config.data.min_pixels, "max_pixels": config.data.max_pixels}
+    return {"limit_mm_per_prompt": {"image": max(1, most), "video": 0}, "mm_processor_kwargs": pixels, "dtype": dtype} | config.engine
+
+
+def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run_dir: Path) -> GRPOConfig:
+    """The one place where our keys become TRL's."""
+    on_gpu = torch.cuda.is_available()
+    given = dict(config.trl)
+    sampling = rollouts.forbid_vision_tokens(processor, config.use_vllm) | given.pop("generation_kwargs", {})
+    engine: dict[str, Any] = {}
+    if config.use_vllm:
+        engine = {
+            "use_vllm": True,
+            "vllm_mode": "colocate",
+            "vllm_gpu_memory_utilization": config.vllm_gpu_memory_utilization,
+            "vllm_enable_sleep_mode": config.vllm_enable_sleep_mode,
+            "vllm_max_model_length": config.vllm_max_model_length,
+        }
+    settings = {
+        "output_dir": str(run_dir),
+        "run_name": config.run_id,
+        "seed": config.seed,
+        "learning_rate": config.learning_rate,
+        "max_steps": config.max_steps,
+        "per_device_train_batch_size": config.batch_size,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "num_generations": config.num_generations,
+        "max_completion_length": config.max_completion_length,
+        "temperature": config.temperature,
+        "beta": config.beta,
+        "loss_type": config.loss_type,
+        "scale_rewards": config.scale_rewards,
+        "reward_weights": list(weights),
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "save_strategy": "steps",
+        "save_steps": config.save_steps or config.max_steps,
+        "logging_steps": config.logging_steps,
+        "log_completions": config.tracking.log_completions,
+        "log_multimodal": False,
+        "num_completions_to_print": 0,
+        "report_to": [] if config.tracking.report_to == "none" else [config.tracking.report_to],
+        "bf16": on_gpu,
+        "use_cpu": not on_gpu,
+        "disable_tqdm": True,
+        "generation_kwargs": sampling,
+    }
+    try:
+        return GRPOConfig(**(settings | engine | given))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())}") from None
+
+
+def check_trl_fields(config: RunConfig) -> None:
+    """Raise ConfigError for a key under `trl:` that GRPOConfig does not have."""
+    known = [field.name for field in dataclasses.fields(GRPOConfig)]
+    for key in config.trl:
+        if key not in known:
+            near = difflib.get_close_matches(key, [name for name in known if name not in TRL_KEYS], n=1)
+            raise ConfigError(f"trl.{key}: GRPOConfig has no such field" + (f"; did you mean {near[0]!r}?" if near else ""))

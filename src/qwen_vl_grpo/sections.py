@@ -1,0 +1,129 @@
+"""The sections of the run config; config.py puts them together.
+
+The text under each field is its documentation: docs/configuration.md is generated from it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from qwen_vl_grpo.errors import ConfigError
+from qwen_vl_grpo.run_id import check_run_id
+
+
+def _run_id(value: str) -> str:
+    try:
+        return check_run_id(value)
+    except ConfigError as error:
+        raise ValueError(str(error).removeprefix("run_id: ")) from None
+
+
+RunId = Annotated[str, AfterValidator(_run_id)]
+
+
+class Section(BaseModel):
+    """A part of the config: unknown keys fail, values do not change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class TaskSection(Section):
+    name: str = "visual_reasoning"
+    """The task: a built-in name, or `path/to/module.py:function` for your own (a function that returns a Task)."""
+    mode: Literal["strict", "documented"] = "strict"
+    """The rewards of a run that lists none: `strict` has no holes, `documented` pays the published values (docs/reward_logic.md)."""
+    system_prompt: str | None = None
+    """Replaces the task's system prompt."""
+
+
+class LoraSection(Section):
+    enabled: bool = True
+    """False trains every language weight (full fine-tuning)."""
+    r: int = Field(default=16, ge=1)
+    """Rank of the adapter."""
+    alpha: int = Field(default=32, ge=1)
+    """Scale: the adapter's update is multiplied by alpha / r."""
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Dropout on the adapter's input while training."""
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Linear layers of the language model that get an adapter."""
+    vision: bool = False
+    """Train the vision tower too: with LoRA adapters on its linear layers, or all of it in full fine-tuning."""
+    quantization: Literal["4bit"] | None = None
+    """`4bit` holds the frozen base in 4 bits (QLoRA; needs bitsandbytes)."""
+
+
+class RewardEntry(Section):
+    function: str
+    """A documented reward by name, or `path/to/module.py:function` for your own."""
+    weight: float = 1.0
+    """The reward is multiplied by this before the rewards are added."""
+
+
+class DataSection(Section):
+    columns: dict[Literal["image", "images", "question", "answer", "id"], str] = {}
+    """Our name -> the data set's column, for: image, images, question, answer, id (`question: query` reads `query`)."""
+    min_pixels: int = Field(default=56 * 56, ge=28 * 28)
+    """Smaller pictures are enlarged to this many pixels, once, before training."""
+    max_pixels: int = Field(default=1280 * 28 * 28, ge=28 * 28)
+    """Larger pictures are shrunk to this many pixels, once, before training."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use only the first rows of each part."""
+    overlong: Literal["refuse", "drop"] = "refuse"
+    """What to do with a prompt that leaves no room for max_completion_length in the context."""
+
+    @model_validator(mode="after")
+    def _pixel_limits_in_order(self) -> DataSection:
+        if self.min_pixels > self.max_pixels:
+            raise ValueError(f"min_pixels {self.min_pixels} is more than max_pixels {self.max_pixels}; raise one or lower the other")
+        return self
+
+
+class WarmupSection(Section):
+    dataset_name: str
+    """JSON Lines, Parquet or folder with the columns of the training data and `target`, the completion to imitate."""
+    dataset_split: str = "warmup"
+    """The part of it to use."""
+    steps: int = Field(default=100, ge=1)
+    """Optimizer steps."""
+    batch_size: int = Field(default=32, ge=1)
+    """Examples a step."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Peak learning rate; it falls linearly to 0."""
+
+
+class EvaluationSection(Section):
+    dataset_split: str | None = None
+    """The held-out part; none means that the run is not evaluated."""
+    every: int | None = Field(default=None, ge=1)
+    """Score the held-out part every so many steps, too, and not only before and after."""
+    every_limit: int = Field(default=64, ge=1)
+    """How many held-out rows the evaluations during training use."""
+    samples: int = Field(default=4, ge=1)
+    """Sampled completions for each held-out row, beside one greedy completion."""
+    blind: bool = True
+    """After training, also answer with a white picture: a policy that looks falls to chance."""
+    without_adapter: bool = False
+    """After training, also score with the LoRA adapter switched off: what is lost again is what GRPO taught it."""
+    batch_size: int = Field(default=64, ge=1)
+    """Completions generated at once."""
+
+
+class TrackingSection(Section):
+    report_to: Literal["wandb", "none"] = "wandb"
+    """Where metrics go beside the run's own metrics.jsonl."""
+    project: str = "grpo"
+    """W&B project."""
+    mode: Literal["auto", "online", "offline"] = "auto"
+    """`auto` is online when WANDB_API_KEY is set and offline otherwise; `wandb sync` uploads an offline run later."""
+    tags: tuple[str, ...] = ()
+    """W&B tags."""
+    log_completions: bool = True
+    """Keep tables of completions with their rewards (Parquet in the run's folder, and W&B)."""
+
+
+class RegistrySection(Section):
+    demo: bool = False
+    """A demonstration run: the only kind that a new run of the same id replaces."""
