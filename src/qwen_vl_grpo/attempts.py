@@ -22,8 +22,19 @@ def resumable(config: RunConfig) -> RunCard:
 
     Raises RegistryError if there is no such run, it is running or at its end, ConfigError with the keys that differ.
     """
+    card = begun(config)
+    if ended(card, config):
+        raise RegistryError(f"run_id {config.run_id}: has reached step {_reached(config)} already; raise max_steps to go on")
+    return card
+
+
+def begun(config: RunConfig) -> RunCard:
+    """The card of the run that has this config, at its end or not.
+
+    Raises RegistryError if there is no such run or it is running, ConfigError with the keys that differ.
+    """
     run_dir = config.run_dir
-    if not (run_dir / "run.json").is_file():
+    if not run_dir.exists():
         raise RegistryError(f"run_id {config.run_id}: there is no run in {run_dir} to resume; leave out --resume to start it")
     hold(run_dir).close()
     card = registry.read(run_dir)
@@ -32,10 +43,17 @@ def resumable(config: RunConfig) -> RunCard:
             f"run_id {config.run_id}: cannot be resumed with another {', '.join(keys)}; give what {run_dir / 'config.yaml'} has, "
             "or choose another run_id"
         )
-    reached = max(map(checkpoints.step_of, checkpoints.in_order(run_dir)), default=0)
-    if reached > config.max_steps or (card.state == "finished" and reached == config.max_steps):
-        raise RegistryError(f"run_id {config.run_id}: has reached step {reached} already; raise max_steps to go on")
     return card
+
+
+def ended(card: RunCard, config: RunConfig) -> bool:
+    """Whether nothing of a run is left to do: its steps, and the scores after them."""
+    reached = _reached(config)
+    return reached > config.max_steps or (card.state == "finished" and reached == config.max_steps)
+
+
+def _reached(config: RunConfig) -> int:
+    return max(map(checkpoints.step_of, checkpoints.in_order(config.run_dir)), default=0)
 
 
 def parent(config: RunConfig) -> tuple[RunCard, Path] | None:

@@ -42,6 +42,7 @@ def train(
     config: Annotated[str, typer.Option("--config", help="The run's YAML file.")] = "configs/qwen_grpo.yaml",
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set lora.r=32. Repeatable.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of this id from its newest whole checkpoint.")] = False,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=2, help="Run a group of so many seeds, one after another.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry_run", help="Print the resolved config and its arithmetic, and stop.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -58,6 +59,9 @@ def train(
 
         print(yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False), end="")
         print(f"# {arithmetic}\n# digest {digest(run)[:12]}")
+        return
+    if seeds:
+        _train_group(run, seeds, resume, debug)
         return
     _refuse_early(run, resume)
     hardware.quiet_libraries()
@@ -174,9 +178,14 @@ def list_runs(context: typer.Context, as_json: AsJson = False, debug: Debug = Fa
 
 @runs_app.command()
 def show(run_id: str, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Show everything that is known of one run."""
+    """Show everything that is known of one run or group of seeds."""
     from qwen_vl_grpo import registry
 
+    if group := registry.read_group(run_id):
+        from qwen_vl_grpo.seeds import text
+
+        print(json.dumps(group, indent=2) if as_json else text(group))
+        return
     card, folder = registry.resolve(run_id)
     if as_json:
         print(card.model_dump_json(indent=2))
@@ -225,6 +234,17 @@ def main(arguments: list[str] | None = None) -> None:
         if end.code in (130, 143):
             print("interrupted", file=sys.stderr)
         raise
+
+
+def _train_group(run: Any, count: int, resume: bool, debug: bool) -> None:
+    """Train one run a seed, each by this same command, and say how their scores spread."""
+    from qwen_vl_grpo import seeds
+
+    todo = seeds.left(run, count, resume)
+    for first, begun in todo[:1]:
+        _refuse_early(first, begun)
+    _show_log()
+    print(seeds.text(seeds.train(run, count, todo, debug)))
 
 
 def _refuse_early(run: Any, resume: bool) -> None:

@@ -78,6 +78,8 @@ class RunCard(BaseModel):
     run_id: str
     state: Literal["running", "finished", "failed", "interrupted"] = "running"
     demo: bool = False
+    group: str | None = None
+    """The group that the run is one seed of."""
     task: str
     base_model: str
     base_revision: str | None = None

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -23,6 +24,8 @@ from qwen_vl_grpo.interfaces import RunCard
 from qwen_vl_grpo.run_id import check_run_id
 
 SCHEMA_VERSION = 1
+GROUP = "group.json"
+"""What the folder of a group of seeds has in place of run.json."""
 PROJECT = Path(__file__).resolve().parents[2]
 
 
@@ -63,6 +66,20 @@ def write(card: RunCard, run_dir: Path) -> None:
     _replace(_pointer(card.run_id), json.dumps({"path": str(run_dir.resolve())}) + "\n")
 
 
+def write_group(group: dict[str, Any], folder: Path) -> None:
+    """Write a group's summary and the pointer to it, each whole or not at all."""
+    _replace(folder / GROUP, json.dumps(group, indent=2) + "\n")
+    _replace(_pointer(group["run_id"]), json.dumps({"path": str(folder.resolve())}) + "\n")
+
+
+def read_group(run_id: str) -> dict[str, Any] | None:
+    """The summary of a group of seeds; None if the id is not a group's."""
+    folder = _indexed(run_id)
+    if folder is None or not (folder / GROUP).is_file():
+        return None
+    return json.loads((folder / GROUP).read_text(encoding="utf-8"))
+
+
 def read(run_dir: Path) -> RunCard:
     """Read the card in a run's folder; raises RegistryError if it is missing, broken, or newer than this program."""
     path = run_dir / "run.json"
@@ -73,6 +90,8 @@ def read(run_dir: Path) -> RunCard:
             raise RegistryError(f"{path}: was written by a newer version (schema {schema}); update this program to read it")
         return RunCard.model_validate(raw)
     except OSError:
+        if (run_dir / GROUP).is_file():
+            raise RegistryError(f"run_id {run_dir.name}: is a group; `grpo runs show {run_dir.name}` names its runs") from None
         raise RegistryError(f"{run_dir}: holds no run.json, so it is no run") from None
     except ValidationError as error:
         raise RegistryError(f"{path}: is not a run card ({error.errors()[0]['msg']}); restore it from a copy") from None
@@ -111,16 +130,16 @@ def list_runs() -> list[tuple[RunCard, Path]]:
 
 
 def scan(folder: Path) -> list[str]:
-    """Point the index at every run below `folder`; returns their ids."""
+    """Point the index at every run and group below `folder`; returns their ids."""
     found = []
-    for path in sorted(folder.rglob("run.json")):
+    for path in sorted([*folder.rglob("run.json"), *folder.rglob(GROUP)]):
         try:
-            card = read(path.parent)
-            check_run_id(card.run_id)
-        except (RegistryError, ConfigError):
+            run_id = json.loads(path.read_text(encoding="utf-8"))["run_id"] if path.name == GROUP else read(path.parent).run_id
+            check_run_id(run_id)
+        except (RegistryError, ConfigError, OSError, ValueError, KeyError, TypeError):
             continue
-        _replace(_pointer(card.run_id), json.dumps({"path": str(path.parent.resolve())}) + "\n")
-        found.append(card.run_id)
+        _replace(_pointer(run_id), json.dumps({"path": str(path.parent.resolve())}) + "\n")
+        found.append(run_id)
     return found
 
 

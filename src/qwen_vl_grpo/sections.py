@@ -127,3 +127,5 @@ class TrackingSection(Section):
 class RegistrySection(Section):
     demo: bool = False
     """A demonstration run: the only kind that a new run of the same id replaces."""
+    group: RunId | None = None
+    """The group that this run is one seed of; `grpo train --seeds` sets it."""

@@ -42,7 +42,7 @@ def start(config: RunConfig, task: str, run_dir: Path, written: Sequence[dict[st
             project=config.tracking.project,
             id=config.run_id,
             name=config.run_id,
-            group=task,
+            group=config.registry.group or task,
             job_type="train",
             tags=list(config.tracking.tags),
             dir=str(run_dir),

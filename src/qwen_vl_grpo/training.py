@@ -161,6 +161,7 @@ def _card(config: RunConfig, prepared: Prepared) -> RunCard:
     return RunCard(
         run_id=config.run_id,
         demo=config.registry.demo,
+        group=config.registry.group,
         task=task.name,
         base_model=config.model_name,
         base_revision=config.model_revision,
