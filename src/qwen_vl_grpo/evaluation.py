@@ -26,8 +26,23 @@ def evaluate(
 
 def blind(samples: Sequence[Sample], task: Task, rewards: Sequence[RewardFunction], generate: Generate) -> Scores:
     """Score greedy completions to white pictures of the same sizes: what the policy knows without looking."""
-    white = [replace(sample, images=[Image.new("RGB", image.size, "white") for image in sample.images]) for sample in samples]
+    white = [replace(sample, images=White(sample.images)) for sample in samples]
     return score(white, generate(white, 1, 0.0), task, rewards)
+
+
+class White(Sequence[Image.Image]):
+    """White pictures of the same sizes, made each time they are asked for."""
+
+    def __init__(self, images: Sequence[Image.Image]):
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [Image.new("RGB", image.size, "white") for image in self._images[place]]
+        return Image.new("RGB", self._images[place].size, "white")
 
 
 def score(samples: Sequence[Sample], completions: Sequence[Sequence[str]], task: Task, rewards: Sequence[RewardFunction]) -> Scores:

@@ -31,7 +31,7 @@ class Sample:
 
     id: str
     prompt: list[Message]
-    images: list[Image]
+    images: Sequence[Image]
     answer: str
     columns: Mapping[str, Any] = field(default_factory=dict)
 

@@ -46,6 +46,8 @@ def test_importing_a_light_module_loads_no_heavy_library(name, tmp_path):
         ("train", "--help"),
         ("infer", "--help"),
         ("runs", "--help"),
+        ("prepare", "--help"),
+        ("prepare", "--set", "task.name=visual"),
         ("train", "--dry_run"),
         ("plan",),
         ("plan", "--json", "--card", "24GB"),

@@ -6,7 +6,8 @@ One raw row of AI4Math/MathVista, split testmini (the pictures are in `decoded_i
      "decoded_image": <PIL.Image>, "choices": None, "unit": None, "precision": 1.0, "answer": "1.2",
      "question_type": "free_form", "answer_type": "float", "query": "Hint: Please answer …\\nQuestion: …", …}
 
-Any other set works through `data.columns`. Of the further columns these are read, under these names, and each may be absent:
+Any other set works through `data.columns`. Of the further columns these are read, under these names or those that
+`data.columns` gives, and each may be absent:
 
     choices        list of str      the letters A, B, … stand for them; the answer is one of them (its text, or its letter)
     precision      number           decimals to which a number must agree; without it numbers are equal to the last digit
@@ -24,7 +25,7 @@ from typing import Any, Literal
 from PIL import Image
 
 from qwen_vl_grpo import answers, mathvista
-from qwen_vl_grpo.config import DataSection
+from qwen_vl_grpo.config import ColumnName, DataSection
 from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.interfaces import Mode, Sample, Task, Verdict
 
@@ -78,7 +79,7 @@ def read_row(row: Mapping[str, Any], data: DataSection, system_prompt: str) -> S
         prompt=[{"role": "system", "content": system_prompt}, {"role": "user", "content": question}],
         images=pictures(row, data),
         answer=str(gold),
-        columns=further_columns(row),
+        columns=further_columns(row, data),
     )
 
 
@@ -94,15 +95,24 @@ def judge(completion: str, sample: Sample) -> Verdict:
     return Verdict(answers.strict_answer(completion) is not None, correct, official)
 
 
-def further_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+def further_columns(row: Mapping[str, Any], data: DataSection) -> dict[str, Any]:
     """The columns that rewards and judge read beside the answer; raises DataError for a type that they could not use."""
-    choices, precision = row.get("choices") or [], row.get("precision")
+    given = {name: _further(name, row, data) for name in ("choices", "precision", "unit", "question_type", "answer_type")}
+    choices, precision = given["choices"] or [], given["precision"]
     if not isinstance(choices, (list, tuple)):
-        raise DataError(f"column 'choices' holds {choices!r}; choices are a list of texts")
+        raise DataError(f"column {data.columns.get('choices', 'choices')!r} holds {choices!r}; choices are a list of texts")
     if precision is not None and precision not in range(16):
-        raise DataError(f"column 'precision' holds {precision!r}; it is a number of decimals, 0 to 15, or nothing")
-    texts = {name: str(row[name]) for name in ("unit", "question_type", "answer_type") if row.get(name)}
+        name = data.columns.get("precision", "precision")
+        raise DataError(f"column {name!r} holds {precision!r}; it is a number of decimals, 0 to 15, or nothing")
+    texts = {name: str(given[name]) for name in ("unit", "question_type", "answer_type") if given[name]}
     return {"choices": [str(choice) for choice in choices], **({} if precision is None else {"precision": float(precision)}), **texts}
+
+
+def _further(ours: ColumnName, row: Mapping[str, Any], data: DataSection) -> Any:
+    asked = data.columns.get(ours)
+    if asked and asked not in row:
+        raise DataError(f"has no column {asked!r} for the {ours}; it has {', '.join(sorted(row))}; correct data.columns.{ours}")
+    return row.get(asked or ours)
 
 
 def column(ours: Literal["image", "question", "answer"], row: Mapping[str, Any], data: DataSection) -> str:
