@@ -86,6 +86,28 @@ def prepare(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = No
 
 
 @app.command()
+def validate(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = None, debug: Debug = False) -> None:
+    """Look at all the data of a run: rows, tokens, answers and rewards, and one prompt as the policy sees it; exit code 1 on faults."""
+    from qwen_vl_grpo import config as configs
+    from qwen_vl_grpo import hardware, tasks
+
+    run = configs.load(config, overrides or ())
+    configs.arithmetic(run)
+    tasks.build(run.task)
+    hardware.quiet_libraries()
+    from qwen_vl_grpo import validation
+
+    found = validation.validate(run)
+    print("\n".join(found.said))
+    for fault in found.faults[:20]:
+        print(f"fault: {fault}")
+    if found.faults:
+        print(f"{len(found.faults)} faults" + ", the first 20 above" * (len(found.faults) > 20))
+        raise typer.Exit(1)
+    print("no faults")
+
+
+@app.command()
 def plan(
     config: Annotated[str, typer.Option("--config", help="The run's YAML file.")] = "configs/qwen_grpo.yaml",
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set batch_size=4. Repeatable.")] = None,

@@ -32,7 +32,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from trl.data_utils import prepare_multimodal_messages
 
 from qwen_vl_grpo import __version__, cache, sources
-from qwen_vl_grpo.config import RunConfig
+from qwen_vl_grpo.config import DataSection, RunConfig
 from qwen_vl_grpo.errors import ConfigError, DataError
 from qwen_vl_grpo.interfaces import Sample, Task
 
@@ -75,11 +75,10 @@ def load(config: RunConfig, task: Task, processor: Any, name: str, split: str) -
     with the row and what to do, unless data.overlong and data.unusable drop such rows.
     """
     rows, report = prepare(config, task, processor, name, split)
-    policy = {TOO_LONG: config.data.overlong, UNUSABLE: config.data.unusable}
-    refused = [fault for fault in report.faults if policy[fault[1]] == "refuse"]
-    if refused:
-        number, _, what = refused[0]
-        more = f" ({len(refused) - 1} more rows are at fault; `grpo validate` lists them)" if len(refused) > 1 else ""
+    at_fault = refused(report, config.data)
+    if at_fault:
+        number, _, what = at_fault[0]
+        more = f" ({len(at_fault) - 1} more rows are at fault; `grpo validate` lists them)" if len(at_fault) > 1 else ""
         raise DataError(f"{name}, split {split}, row {number}: {what}{more}")
     if not report.kept:
         raise DataError(f"{name}, split {split}: no row is left to use; check data.overlong, data.unusable and the data set")
@@ -108,6 +107,12 @@ def prepare(config: RunConfig, task: Task, processor: Any, name: str, split: str
         time.perf_counter() - started,
     )
     return rows, report
+
+
+def refused(report: Report, data: DataSection) -> list[tuple[int, str, str]]:
+    """The faults that the config does not say to drop."""
+    action = {TOO_LONG: data.overlong, UNUSABLE: data.unusable}
+    return [fault for fault in report.faults if action[fault[1]] == "refuse"]
 
 
 def _unreadable(entry: Path) -> Any:

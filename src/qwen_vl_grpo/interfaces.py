@@ -59,6 +59,9 @@ class Task:
     rewards: tuple[tuple[str, float], ...]
     read_row: Callable[[Mapping[str, Any], Any, str], Sample]
     judge: Callable[[str, Sample], Verdict]
+    examples: Callable[[Sample], tuple[str, list[str]]] | None = None
+    """One completion that solves a sample and some that nearly do (`grpo validate` tries them); raises DataError for an answer that
+    no completion can give."""
 
 
 class Generate(Protocol):

@@ -47,6 +47,8 @@ def test_importing_a_light_module_loads_no_heavy_library(name, tmp_path):
         ("infer", "--help"),
         ("runs", "--help"),
         ("prepare", "--help"),
+        ("validate", "--help"),
+        ("validate", "--set", "num_generations=7"),
         ("prepare", "--set", "task.name=visual"),
         ("train", "--dry_run"),
         ("plan",),

@@ -18,7 +18,9 @@ Any other set works through `data.columns`. Of the further columns these are rea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +30,7 @@ from qwen_vl_grpo import answers, mathvista
 from qwen_vl_grpo.config import ColumnName, DataSection
 from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.interfaces import Mode, Sample, Task, Verdict
+from qwen_vl_grpo.quantities import plain
 
 SYSTEM_PROMPT = """\
 Look at the picture and answer the question. Reply in exactly this form:
@@ -59,7 +62,7 @@ REWARDS: dict[Mode, tuple[tuple[str, float], ...]] = {
 
 
 def build(mode: Mode = "strict") -> Task:
-    return Task("visual_reasoning", SYSTEM_PROMPT, REWARDS[mode], read_row, judge)
+    return Task("visual_reasoning", SYSTEM_PROMPT, REWARDS[mode], read_row, judge, examples)
 
 
 def read_row(row: Mapping[str, Any], data: DataSection, system_prompt: str) -> Sample:
@@ -93,6 +96,45 @@ def judge(completion: str, sample: Sample) -> Verdict:
             columns.get("choices") or (), columns.get("precision"),
         )  # fmt: skip
     return Verdict(answers.strict_answer(completion) is not None, correct, official)
+
+
+def examples(sample: Sample) -> tuple[str, list[str]]:
+    """The gold answer in the form that is asked for, and: a wrong answer of its kind, nothing, and the answer outside the form."""
+    choices = sample.columns.get("choices") or []
+    texts = _other_choices(sample.answer, choices) if choices else [_another(sample)]
+    return _in_form(sample.answer), [*map(_in_form, [*texts, ""]), sample.answer]
+
+
+def _in_form(answer: str) -> str:
+    return f"<reasoning>\nIt is so.\n</reasoning>\n<answer>\n{answer}\n</answer>\n"
+
+
+def _other_choices(gold: str, choices: Sequence[str]) -> list[str]:
+    """One wrong choice, by its text, and by its letter unless a choice is called like a letter."""
+    letters = [chr(ord("A") + place) for place in range(len(choices))]
+    texts = [plain(choice) for choice in choices]
+    right = plain(gold) if plain(gold) in texts else dict(zip(letters, texts, strict=True)).get(gold.strip("() .").upper())
+    if right is None:
+        raise DataError(f"its answer {gold!r} is none of the choices {list(choices)}")
+    wrong = [(letter, choice) for letter, choice, text in zip(letters, choices, texts, strict=True) if text != right]
+    lettered = any(len(text.strip("() .")) <= 1 for text in texts)
+    return [text for letter, choice in wrong[:1] for text in ([choice] if lettered else [choice, f"({letter})"])]
+
+
+def _another(sample: Sample) -> str:
+    """A wrong answer that is as near as may be: one unit more in the last decimal that counts, one item more, or the opposite."""
+    kind, precision = sample.columns.get("answer_type"), sample.columns.get("precision")
+    try:
+        if kind == "list":
+            return str([*ast.literal_eval(sample.answer), 0])
+        value = Decimal(sample.answer.replace(",", ""))
+    except (ValueError, SyntaxError, TypeError, InvalidOperation):
+        if kind in ("integer", "float", "list"):
+            raise DataError(f"its answer {sample.answer!r} is no {kind}, as its answer_type says") from None
+        return f"not {sample.answer}"
+    if not value.is_finite() or (kind == "integer" and value % 1):
+        raise DataError(f"its answer {sample.answer!r} is no {kind or 'number that one could give'}")
+    return str(value + (Decimal(1).scaleb(-int(precision)) if precision else 1))
 
 
 def further_columns(row: Mapping[str, Any], data: DataSection) -> dict[str, Any]:
