@@ -9,13 +9,8 @@ import hashlib
 import io
 import json
 import logging
-import multiprocessing
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache as once
 from functools import partial
@@ -31,7 +26,7 @@ from transformers import AutoConfig
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from trl.data_utils import prepare_multimodal_messages
 
-from qwen_vl_grpo import __version__, cache, sources
+from qwen_vl_grpo import __version__, cache, processes, sources
 from qwen_vl_grpo.config import DataSection, RunConfig
 from qwen_vl_grpo.errors import ConfigError, DataError
 from qwen_vl_grpo.interfaces import Sample, Task
@@ -40,8 +35,6 @@ log = logging.getLogger("qwen_vl_grpo")
 
 TOO_LONG, UNUSABLE = "too long for the context", "unusable"
 """Why a row is left out."""
-FEW = 256
-"""Rows that one process prepares sooner than several could start."""
 
 
 @dataclass(frozen=True)
@@ -98,15 +91,8 @@ def prepare(config: RunConfig, task: Task, processor: Any, name: str, split: str
             raise DataError(f"{name}, split {split}: the data set is empty")
         _write(entry, raw, partial(_sample, raw, config, task, processor, context_length(config, processor)), config.data.workers, split)
     rows, said = found or cache.read(entry) or _unreadable(entry)
-    report = Report(
-        f"{name}, split {split}",
-        len(rows),
-        [tuple(fault) for fault in said["faults"]],
-        entry,
-        found is not None,
-        time.perf_counter() - started,
-    )
-    return rows, report
+    faults, taken = [tuple(fault) for fault in said["faults"]], time.perf_counter() - started
+    return rows, Report(f"{name}, split {split}", len(rows), faults, entry, found is not None, taken)
 
 
 def refused(report: Report, data: DataSection) -> list[tuple[int, str, str]]:
@@ -141,7 +127,7 @@ def _write(entry: Path, raw: sources.Rows, job: Callable[[int], _Prepared], work
     faults: list[tuple[int, str, str]] = []
     writer = cache.Writer(entry)
     try:
-        made = in_processes(job, len(raw), workers)
+        made = processes.each(job, len(raw), workers)
         for number, (sample, pictures, reason) in enumerate(_progress(made, len(raw), f"preparing {split}")):
             if reason:
                 faults.append((number, *reason))
@@ -152,39 +138,6 @@ def _write(entry: Path, raw: sources.Rows, job: Callable[[int], _Prepared], work
     except BaseException:
         writer.discard()
         raise
-
-
-def in_processes(job: Callable[[int], Any], count: int, workers: int | None = None) -> Iterator[Any]:
-    """job(0), job(1), … in order, from forked processes (none: as many as there are CPUs, 8 at most) where that is worth it.
-
-    A forked process has the rows and the processor at once, where a new one would import for seconds; Linux alone forks safely.
-    """
-    processes = workers or (1 if count < FEW else min(8, len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1))
-    if processes == 1 or sys.platform != "linux":
-        yield from map(job, range(count))
-        return
-    global _job
-    _job = job
-    try:
-        with ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _quiet_tokenizer) as pool:
-            yield from pool.map(_do, range(count), chunksize=4)
-    except BrokenProcessPool:
-        raise DataError("a process that prepared rows was killed, most likely for its memory; lower data.workers") from None
-    finally:
-        _job = None
-
-
-_job: Callable[[int], Any] | None = None
-"""What the forked processes find to do."""
-
-
-def _do(number: int) -> Any:
-    assert _job is not None
-    return _job(number)
-
-
-def _quiet_tokenizer() -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 class Pictures(Sequence[Image.Image]):
@@ -331,4 +284,4 @@ def _is_picture(value: Any) -> bool:
 def _progress(items: Iterator[Any], count: int, what: str) -> Iterator[Any]:
     from rich.progress import track
 
-    return iter(track(items, what, total=count, disable=count < FEW, transient=True))
+    return iter(track(items, what, total=count, disable=count < processes.FEW, transient=True))

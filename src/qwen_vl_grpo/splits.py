@@ -36,6 +36,8 @@ def load(config: RunConfig, task: Task, processor: Any) -> Parts:
     A part that is cut from dataset_split (held_out, ids_file) shares no picture with the rest. Of a split of its own that is
     only said, for whoever made the splits chose them.
     """
+    if config.evaluation.ids_file is not None:
+        _ids(config.evaluation.ids_file)  # refused before the rows are prepared
     rows = dataset.load(config, task, processor, config.dataset_name, config.dataset_split)
     if config.evaluation.dataset_split is not None:
         held_out = dataset.load(config, task, processor, config.dataset_name, config.evaluation.dataset_split)

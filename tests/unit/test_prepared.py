@@ -8,7 +8,7 @@ import datasets
 import pytest
 from PIL import Image
 
-from qwen_vl_grpo import dataset, policy, sources, tasks
+from qwen_vl_grpo import dataset, policy, processes, sources, tasks
 from qwen_vl_grpo.config import DataSection
 from qwen_vl_grpo.errors import DataError
 
@@ -172,19 +172,19 @@ def test_several_processes_make_the_same_rows_in_the_same_order(prepare, own_hom
 
 
 def test_the_work_is_done_in_other_processes():
-    made = list(dataset.in_processes(lambda number: (number, os.getpid()), 20, workers=2))
+    made = list(processes.each(lambda number: (number, os.getpid()), 20, workers=2))
     assert [number for number, _ in made] == list(range(20))
     assert os.getpid() not in {process for _, process in made}
 
 
 def test_a_process_that_is_killed_is_said_so():
     with pytest.raises(DataError, match=r"was killed.*data\.workers"):
-        list(dataset.in_processes(lambda number: os.kill(os.getpid(), signal.SIGKILL), 4, workers=2))
+        list(processes.each(lambda number: os.kill(os.getpid(), signal.SIGKILL), 4, workers=2))
 
 
 def test_an_error_of_the_work_itself_keeps_its_kind():
     with pytest.raises(ZeroDivisionError):
-        list(dataset.in_processes(lambda number: 1 // number, 4, workers=2))
+        list(processes.each(lambda number: 1 // number, 4, workers=2))
 
 
 def test_rows_are_dropped_by_reason_and_the_report_says_which(prepare, folder):
