@@ -2,6 +2,7 @@
 
 import json
 import logging
+from pathlib import Path
 
 import datasets
 import pytest
@@ -11,6 +12,7 @@ from qwen_vl_grpo import policy, splits, tasks
 from qwen_vl_grpo.config import EvaluationSection
 from qwen_vl_grpo.errors import ConfigError, DataError
 
+PROJECT = Path(__file__).resolve().parents[2]
 PAIRS = [["a"], ["b"], ["a"], ["c"], ["c", "d"], ["d"], ["e"], []]
 """The pictures of eight rows: 0 and 2 share one, 3 to 5 are linked, the last is a question in text."""
 
@@ -72,6 +74,18 @@ def test_a_file_of_ids_that_holds_nothing_out_is_refused(tmp_path, text, said):
         (tmp_path / "ids.txt").write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=said):
         splits.apart(table(), EvaluationSection(ids_file=str(tmp_path / "ids.txt")))
+
+
+def test_the_published_ids_hold_out_a_tenth_of_testmini():
+    pids = table([[str(number)] for number in range(1001)]).select(range(1, 1001))
+    parts = splits.apart(pids, EvaluationSection(ids_file=str(PROJECT / "configs/mathvista_testmini_held_out.txt")))
+    assert (len(parts.held_out), len(parts.train)) == (100, 900)
+
+
+def test_a_file_of_ids_that_is_not_there_is_refused_before_any_row_is_read(config_of):
+    config = config_of(dataset_name="nowhere/at-all", evaluation={"ids_file": "gone.txt"})
+    with pytest.raises(DataError, match=r"ids_file gone\.txt: cannot be read"):
+        splits.load(config, tasks.build(config.task), None)
 
 
 def test_a_share_that_leaves_nothing_is_refused():
