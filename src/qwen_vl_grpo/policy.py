@@ -83,9 +83,9 @@ def check(config: RunConfig, name: str | None = None) -> None:
 
 def encode(processor: Any, samples: Sequence[Sample]) -> Any:
     """Render and tokenize samples with their pictures, padded on the left."""
-    chats = [prepare_multimodal_messages(sample.prompt, images=sample.images) for sample in samples]
+    images = [list(sample.images) for sample in samples]
+    chats = [prepare_multimodal_messages(sample.prompt, images=row) for sample, row in zip(samples, images, strict=True)]
     texts = processor.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
-    images = [sample.images for sample in samples]
     return processor(text=texts, images=images if any(images) else None, padding=True, return_tensors="pt")
 
 

@@ -32,6 +32,7 @@ from qwen_vl_grpo import (
     rewards,
     rollouts,
     shapes,
+    splits,
     tasks,
     tracking,
     warmup,
@@ -115,11 +116,8 @@ def prepare(config: RunConfig) -> Prepared:
     set_seed(config.seed)
     processor = policy.load_processor(config)
     grpo_config(config, processor, weights, config.run_dir)
-    rows = dataset.load(config, task, processor, config.dataset_name, config.dataset_split)
-    held_out: list[Sample] = []
-    if config.evaluation.dataset_split is not None:
-        scored = dataset.load(config, task, processor, config.dataset_name, config.evaluation.dataset_split)
-        held_out = [dataset.to_sample(row) for row in scored]  # type: ignore[arg-type]
+    parts = splits.load(config, task, processor)
+    rows, held_out = parts.train, dataset.to_samples(parts.held_out) if parts.held_out else []
     warmup_rows = None
     if config.warmup is not None:
         warmup_rows = dataset.load(config, task, processor, config.warmup.dataset_name, config.warmup.dataset_split)
@@ -297,7 +295,7 @@ def _generator(config: RunConfig, trainer: VisionGRPOTrainer, processor: Any) ->
         assert isinstance(engine, rollouts.FaithfulGeneration)
         engine.sync_weights()
         encoded = [policy.encode(processor, [sample])["input_ids"][0].tolist() for sample in samples]
-        ids = engine.sample(encoded, [sample.images for sample in samples], count, temperature)
+        ids = engine.sample(encoded, [list(sample.images) for sample in samples], count, temperature)
         return [processor.batch_decode(row, skip_special_tokens=True) for row in ids]
 
     return generate
@@ -313,7 +311,7 @@ def _card(config: RunConfig, prepared: Prepared) -> RunCard:
         base_revision=config.model_revision,
         dataset={
             "name": config.dataset_name, "split": config.dataset_split, "rows": len(rows), "fingerprint": dataset.fingerprint(rows),
-            "held_out": config.evaluation.dataset_split,
+            "held_out": config.evaluation.part, "held_out_rows": len(prepared.held_out),
         },
         config=config.model_dump(mode="json"),
         digest=digest(config),

@@ -20,6 +20,7 @@ TELLING = [
     {"lora": {"r": 8}},
     {"rewards": [{"function": "correctness_reward_func"}]},
     {"data": {"max_pixels": 448 * 448}},
+    {"evaluation": {"held_out": 0.1}},
     {"task": {"system_prompt": "Answer."}},
     {"trl": {"epsilon": 0.1}},
 ]
@@ -33,6 +34,10 @@ def test_a_harmless_key_does_not_change_the_digest(config_of, change):
 
 def test_the_harmless_keys_are_the_ones_tried_here():
     assert {key for change in HARMLESS for key in change} == set(configs.HARMLESS_KEYS)
+
+
+def test_the_number_of_processes_that_prepare_does_not_change_the_digest(config_of):
+    assert configs.digest(config_of(data={"workers": 2})) == configs.digest(config_of())
 
 
 @pytest.mark.parametrize("change", TELLING, ids=str)
