@@ -82,4 +82,4 @@ lock: .venv/.dev-ready  ## resolve requirements/*.lock again, for every platform
 	@touch $@
 
 clean:  ## remove the demo's outputs and caches; runs of your own stay
-	rm -rf outputs/demo .pytest_cache .ruff_cache
+	rm -rf outputs/demo outputs/prepared .pytest_cache .ruff_cache

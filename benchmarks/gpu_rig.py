@@ -142,11 +142,11 @@ def steps(trainer: GRPOTrainer, count: int) -> list[float]:
     return clock.seconds
 
 
-def interleaved(arms: dict[str, Callable[[], list[float]]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every step by arm: one round to warm up, then `rounds` in turning order."""
+def interleaved(arms: dict[str, Callable[[], list[float]]], rounds: int, cold: Sequence[str] = ()) -> dict[str, list[float]]:
+    """Seconds of every step by arm: one round to warm up (of the `cold` arms alone, if given), then `rounds` in turning order."""
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     for turn in range(rounds + 1):
-        for name in sorted(arms, reverse=turn % 2 == 1):
+        for name in sorted(cold or arms) if turn == 0 else sorted(arms, reverse=turn % 2 == 1):
             taken = arms[name]()
             print(f"round {turn}, {name}: {[round(second, 2) for second in taken]}", flush=True)
             if turn:

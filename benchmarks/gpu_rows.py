@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ COUNTS = (16, 128)
 """Completions of one rollout phase."""
 
 
-def step(size: str, changes: list[str], rounds: int, each: int) -> dict[str, Any]:
+def step(size: str, changes: list[str], rounds: int, each: int, cold: Sequence[str] = ()) -> dict[str, Any]:
     """Whole steps of TRL with one token a picture and of ours, in turns."""
     config, prepared = gpu_rig.prepare(size, changes)
     trainer: Any = gpu_rig.ours(config, prepared)
@@ -45,7 +45,7 @@ def step(size: str, changes: list[str], rounds: int, each: int) -> dict[str, Any
         return gpu_rig.steps(trainer, each)
 
     arms = {"published": published, "ours": ours}
-    seconds = gpu_rig.interleaved(arms, rounds)
+    seconds = gpu_rig.interleaved(arms, rounds, cold)
     found = {
         "seconds": seconds,
         "median": {name: round(statistics.median(taken), 3) for name, taken in seconds.items()},
@@ -174,7 +174,7 @@ ROWS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "step-3b": ("3b", partial(step, changes=["gradient_checkpointing=true"], rounds=5, each=2)),
     "step-7b": ("7b", partial(step, changes=HALF, rounds=5, each=2)),
     "faithful-3b": ("3b", partial(faithful, changes=SHORT)),
-    "many-7b": ("7b", partial(step, changes=[*HALF, *MANY], rounds=2, each=2)),
+    "many-7b": ("7b", partial(step, changes=[*HALF, *MANY], rounds=1, each=3, cold=["ours"])),
     "phase-3b": ("3b", partial(phase, changes=["data.limit=128"])),
     "memory-7b": ("7b", partial(memory, changes=HALF)),
     "faithful-qwen3-4b": ("qwen3-4b", partial(faithful, changes=SHORT)),

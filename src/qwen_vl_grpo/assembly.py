@@ -16,12 +16,13 @@ import torch
 from transformers import PrinterCallback, ProgressCallback, set_seed
 from trl.trainer.grpo_config import GRPOConfig
 
-from qwen_vl_grpo import dataset, footprint, hardware, planning, policy, registry, rewards, rollouts, shapes, tasks, warmup
-from qwen_vl_grpo.config import TRL_KEYS, RewardEntry, RunConfig, arithmetic
+from qwen_vl_grpo import dataset, footprint, hardware, planning, policy, registry, rewards, rollouts, shapes, splits, tasks, warmup
+from qwen_vl_grpo.config import TRL_KEYS, RunConfig, arithmetic
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.footprint import Prompt
 from qwen_vl_grpo.interfaces import RewardFunction, Sample, Task
 from qwen_vl_grpo.ledger import Bar, Ledger
+from qwen_vl_grpo.sections import RewardEntry
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
 
 log = logging.getLogger("qwen_vl_grpo")
@@ -56,11 +57,8 @@ def prepare(config: RunConfig, resume: bool = False) -> Prepared:
     set_seed(config.seed)
     processor = policy.load_processor(config)
     grpo_config(config, processor, weights, config.run_dir)
-    rows = dataset.load(config, task, processor, config.dataset_name, config.dataset_split)
-    held_out: list[Sample] = []
-    if config.evaluation.dataset_split is not None:
-        scored = dataset.load(config, task, processor, config.dataset_name, config.evaluation.dataset_split)
-        held_out = [dataset.to_sample(row) for row in scored]  # type: ignore[arg-type]
+    parts = splits.load(config, task, processor)
+    rows, held_out = parts.train, dataset.to_samples(parts.held_out) if parts.held_out else []
     warmup_rows = None
     if config.warmup is not None:
         warmup_rows = dataset.load(config, task, processor, config.warmup.dataset_name, config.warmup.dataset_split)

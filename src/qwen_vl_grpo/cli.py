@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -22,6 +22,8 @@ runs_app = typer.Typer(rich_markup_mode=None, help="List runs, show one, or find
 app.add_typer(runs_app, name="runs")
 
 RunId = Annotated[str, typer.Option("--run_id", help="The run that answers.")]
+Config = Annotated[str, typer.Argument(help="The run's YAML file.", metavar="CONFIG")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set data.workers=4. Repeatable.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole record as JSON.")]
 
@@ -70,6 +72,46 @@ def train(
 
     card = training.train(run, resume)
     print(f"run {card.run_id} is finished: {run.run_dir}/run.json")
+
+
+@app.command()
+def prepare(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = None, debug: Debug = False) -> None:
+    """Check and size the rows of a run once, keep them in the cache, and say what was kept and what dropped, and why."""
+    from qwen_vl_grpo import config as configs
+    from qwen_vl_grpo import hardware, tasks
+
+    run = configs.load(config, overrides or ())
+    task = tasks.build(run.task)
+    hardware.quiet_libraries()
+    _show_log(sys.stdout)
+    from qwen_vl_grpo import policy, splits
+
+    policy.check(run)
+    parts = splits.load(run, task, policy.load_processor(run))
+    held_out = f"{len(parts.held_out)} held out ({run.evaluation.part})" if parts.held_out else "none held out"
+    print(f"{len(parts.train)} rows to train on, {held_out}" + f", {parts.shared} left out for a picture of theirs" * bool(parts.shared))
+
+
+@app.command()
+def validate(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = None, debug: Debug = False) -> None:
+    """Look at all the data of a run: rows, tokens, answers and rewards, and one prompt as the policy sees it; exit code 1 on faults."""
+    from qwen_vl_grpo import config as configs
+    from qwen_vl_grpo import hardware, tasks
+
+    run = configs.load(config, overrides or ())
+    configs.arithmetic(run)
+    tasks.build(run.task)
+    hardware.quiet_libraries()
+    from qwen_vl_grpo import validation
+
+    found = validation.validate(run)
+    print("\n".join(found.said))
+    for fault in found.faults[:20]:
+        print(f"fault: {fault}")
+    if found.faults:
+        print(f"{len(found.faults)} faults" + ", the first 20 above" * (len(found.faults) > 20))
+        raise typer.Exit(1)
+    print("no faults")
 
 
 @app.command()
@@ -274,8 +316,8 @@ def _load_env_file() -> None:
         load_dotenv(Path(".env"))
 
 
-def _show_log() -> None:
-    handler = logging.StreamHandler(sys.stderr)
+def _show_log(stream: TextIO = sys.stderr) -> None:
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(message)s"))
     handler.addFilter(logging.Filter("qwen_vl_grpo"))
     logging.getLogger().addHandler(handler)

@@ -181,6 +181,12 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _held_out_once(self) -> RunConfig:
+        if sum(value is not None for value in (self.evaluation.dataset_split, self.evaluation.held_out, self.evaluation.ids_file)) > 1:
+            raise ValueError("evaluation: dataset_split, held_out and ids_file each name the held-out part; keep one of them")
+        return self
+
+    @model_validator(mode="after")
     def _adapter_can_be_switched_off(self) -> RunConfig:
         if self.evaluation.without_adapter and not self.lora.enabled:
             raise ValueError("evaluation.without_adapter: there is no adapter with lora.enabled: false; remove one of the two")

@@ -6,42 +6,155 @@ Every fault is found before a model is loaded, and named with its row.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from collections.abc import Iterator
-from functools import cache
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache as once
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import datasets
+import PIL
+import transformers
+import trl
 from PIL import Image
 from transformers import AutoConfig
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from trl.data_utils import prepare_multimodal_messages
 
+from qwen_vl_grpo import __version__, cache, processes, sources
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import ConfigError, DataError
 from qwen_vl_grpo.interfaces import Sample, Task
+from qwen_vl_grpo.sections import DataSection
 
-Rows = list[dict[str, Any]]
-LOCAL_SUFFIXES = (".jsonl", ".parquet")
+log = logging.getLogger("qwen_vl_grpo")
+
+TOO_LONG, UNUSABLE = "too long for the context", "unusable"
+"""Why a row is left out."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of the rows of one part."""
+
+    name: str
+    kept: int
+    faults: list[tuple[int, str, str]]
+    """Number of the row, why it is left out (TOO_LONG or UNUSABLE), and the whole sentence."""
+    folder: Path
+    cached: bool
+    seconds: float
+
+    def __str__(self) -> str:
+        """One line for people: kept, and dropped by reason with the first row of each."""
+        dropped = ", ".join(
+            f"{len(rows)} {reason} (row {rows[0][0]}: {rows[0][2]})"
+            for reason in (TOO_LONG, UNUSABLE)
+            if (rows := [fault for fault in self.faults if fault[1] == reason])
+        )
+        how = "read from" if self.cached else "prepared into"
+        return f"{self.name}: {self.kept} rows kept, {dropped or '0'} dropped; {how} {self.folder} in {self.seconds:.1f} s"
 
 
 def load(config: RunConfig, task: Task, processor: Any, name: str, split: str) -> datasets.Dataset:
-    """Read one part of a data set for a policy with this processor.
+    """Read one part of a data set for a policy with this processor, from the cache if it was prepared before.
 
-    Columns: id, prompt (chat), images (list of pictures, resized to what the processor keeps), answer, prompt_tokens, and every further
-    column of the raw rows, which the rewards get by name. Raises DataError with the row and what to do.
+    Columns: id, prompt (chat), images (list of pictures, resized to what the processor keeps), picture_ids (a hash of each picture
+    as it came), answer, prompt_tokens, and every further column of the raw rows, which the rewards get by name. Raises DataError
+    with the row and what to do, unless data.overlong and data.unusable drop such rows.
     """
-    pictures = {"image", "images", config.data.columns.get("image"), config.data.columns.get("images")} - {None}
-    rows = raw_rows(name, split, config.data.limit, pictures)
-    samples = [
-        sample
-        for row in _progress(list(enumerate(rows)), f"preparing {split}")
-        if (sample := _sample(row, config, task, processor, name, split))
+    rows, report = prepare(config, task, processor, name, split)
+    at_fault = refused(report, config.data)
+    if at_fault:
+        number, _, what = at_fault[0]
+        more = f" ({len(at_fault) - 1} more rows are at fault; `grpo validate` lists them)" if len(at_fault) > 1 else ""
+        raise DataError(f"{name}, split {split}, row {number}: {what}{more}")
+    if not report.kept:
+        raise DataError(f"{name}, split {split}: no row is left to use; check data.overlong, data.unusable and the data set")
+    log.info("%s", report)
+    return rows
+
+
+def prepare(config: RunConfig, task: Task, processor: Any, name: str, split: str) -> tuple[datasets.Dataset, Report]:
+    """Check and size every row of one part, or find it in the cache; the rows without fault, and what became of the others."""
+    started = time.perf_counter()
+    source = sources.find(name, split, config.data)
+    entry = cache.folder(_key(config, task, processor, source))
+    found = cache.read(entry)
+    if not found:
+        raw = source.rows()
+        if not raw:
+            raise DataError(f"{name}, split {split}: the data set is empty")
+        _write(entry, raw, partial(_sample, raw, config, task, processor, context_length(config, processor)), config.data.workers, split)
+    rows, said = found or cache.read(entry) or _unreadable(entry)
+    faults, taken = [tuple(fault) for fault in said["faults"]], time.perf_counter() - started
+    return rows, Report(f"{name}, split {split}", len(rows), faults, entry, found is not None, taken)
+
+
+def refused(report: Report, data: DataSection) -> list[tuple[int, str, str]]:
+    """The faults that the config does not say to drop."""
+    action = {TOO_LONG: data.overlong, UNUSABLE: data.unusable}
+    return [fault for fault in report.faults if action[fault[1]] == "refuse"]
+
+
+def _unreadable(entry: Path) -> Any:
+    raise DataError(f"{entry}: cannot be read back after it was written; is the disk full?")
+
+
+def _key(config: RunConfig, task: Task, processor: Any, source: sources.Source) -> Any:
+    """Everything that the prepared rows depend on; how many processes make them, and what is refused, is not part of it."""
+    here = Path(__file__).parent
+    own = [Path(config.task.name.rpartition(":")[0])] if ".py:" in config.task.name else []
+    code = [here / "dataset.py", here / "sources.py", here / "cache.py", *sorted((here / "tasks").glob("*.py")), *own]
+    return [
+        source.fingerprint,
+        config.data.model_dump(exclude={"workers", "overlong", "unusable", "subset", "revision"}),
+        [config.task.name, config.task.system_prompt or task.system_prompt],
+        [config.max_completion_length, context_length(config, processor)],
+        [processor.image_processor.patch_size, processor.image_processor.merge_size, str(processor.chat_template)],
+        hashlib.sha256(processor.tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
+        [hashlib.sha256(path.read_bytes()).hexdigest() for path in code],
+        [__version__, transformers.__version__, PIL.__version__, trl.__version__],
     ]
-    if not samples:
-        raise DataError(f"{name}, split {split}: no row is left to use; check data.overlong and the data set")
-    return _dataset(samples)
+
+
+def _write(entry: Path, raw: sources.Rows, job: Callable[[int], _Prepared], workers: int | None, split: str) -> None:
+    samples: sources.Rows = []
+    faults: list[tuple[int, str, str]] = []
+    writer = cache.Writer(entry)
+    try:
+        made = processes.each(job, len(raw), workers)
+        for number, (sample, pictures, reason) in enumerate(_progress(made, len(raw), f"preparing {split}")):
+            if reason:
+                faults.append((number, *reason))
+            else:
+                samples.append(sample)
+                writer.pictures(pictures)
+        writer.close(_dataset(samples), {"faults": faults})
+    except BaseException:
+        writer.discard()
+        raise
+
+
+class Pictures(Sequence[Image.Image]):
+    """The pictures of one prepared row, decoded each time they are asked for and kept by nobody."""
+
+    def __init__(self, rows: datasets.Dataset, index: int, count: int):
+        self._rows, self._index, self._count = rows.with_format("arrow"), index, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: Any) -> Any:
+        encoded: Any = self._rows[self._index]
+        pictures = encoded["images"].to_pylist()[0][place]
+        decode: Any = datasets.Image().decode_example
+        return [decode(picture) for picture in pictures] if isinstance(place, slice) else decode(pictures)
 
 
 def to_sample(row: dict[str, Any]) -> Sample:
@@ -49,70 +162,73 @@ def to_sample(row: dict[str, Any]) -> Sample:
     return Sample(row["id"], row["prompt"], row["images"], row["answer"], row)
 
 
-def fingerprint(dataset: datasets.Dataset) -> str:
-    """Hash what the policy is asked: prompts, answers and decoded pictures, in order."""
-    content = hashlib.sha256()
-    for row in dataset:
+def to_samples(rows: datasets.Dataset) -> list[Sample]:
+    """All rows as Samples whose pictures stay on the disk until they are looked at."""
+    others = rows.remove_columns("images")
+    made = []
+    for index, row in enumerate(others):
         assert isinstance(row, dict)
-        content.update(json.dumps([row["prompt"], row["answer"]], sort_keys=True).encode())
-        for image in row["images"]:
-            content.update(image.tobytes())
+        made.append(to_sample(row | {"images": Pictures(rows, index, len(row["picture_ids"]))}))
+    return made
+
+
+def fingerprint(dataset: datasets.Dataset) -> str:
+    """Hash what the policy is asked: prompts, answers and pictures (as they came), in order."""
+    content = hashlib.sha256()
+    for row in dataset.select_columns(["prompt", "answer", "picture_ids"]):
+        assert isinstance(row, dict)
+        content.update(json.dumps([row["prompt"], row["answer"], row["picture_ids"]], sort_keys=True).encode())
     return content.hexdigest()
 
 
-def prompt_length(processor: Any, prompt: list[dict[str, Any]], images: list[Image.Image]) -> int:
+def prompt_length(processor: Any, prompt: list[dict[str, Any]], images: Sequence[Image.Image]) -> int:
     """Count the tokens of a prompt with its pictures expanded, without computing pixels."""
-    text = processor.apply_chat_template(prepare_multimodal_messages(prompt, images=images), tokenize=False, add_generation_prompt=True)
+    text = processor.apply_chat_template(
+        prepare_multimodal_messages(prompt, images=list(images)), tokenize=False, add_generation_prompt=True
+    )
     merged = processor.image_processor.patch_size * processor.image_processor.merge_size
     vision = sum((image.width // merged) * (image.height // merged) for image in images)
     return len(processor.tokenizer(text)["input_ids"]) - len(images) + vision
 
 
-def raw_rows(name: str, split: str, limit: int | None = None, pictures: Any = ("image", "images")) -> Rows:
-    """The rows as they are: from a local file or folder, else from the Hub. Raises DataError."""
-    path = Path(name)
-    if path.is_dir():
-        found = [path / f"{split}{suffix}" for suffix in LOCAL_SUFFIXES if (path / f"{split}{suffix}").is_file()]
-        if not found:
-            there = ", ".join(sorted(p.stem for p in path.iterdir() if p.suffix in LOCAL_SUFFIXES)) or "none"
-            raise DataError(f"{name}: no split {split!r} (looked for {split}.jsonl and {split}.parquet); splits there: {there}")
-        path = found[0]
-    if path.is_file():
-        rows = _parquet(path) if path.suffix == ".parquet" else list(_json_lines(path, pictures))
-    elif path.is_absolute() or name.startswith(".") or name.count("/") > 1 or path.suffix in LOCAL_SUFFIXES:
-        raise DataError(f"dataset_name: there is no file or folder {name} here")
-    else:
-        rows = _from_hub(name, split)
-    if not rows:
-        raise DataError(f"{name}, split {split}: the data set is empty")
-    return rows[:limit]
+_Prepared = tuple[dict[str, Any], list[bytes], tuple[str, str] | None]
+"""A row without its pictures, its pictures encoded, and the fault (why, sentence) that leaves it out."""
 
 
-def _sample(
-    numbered: tuple[int, dict[str, Any]], config: RunConfig, task: Task, processor: Any, name: str, split: str
-) -> dict[str, Any] | None:
-    number, row = numbered
-    where = f"{name}, split {split}, row {number}"
+def _sample(raw: sources.Rows, config: RunConfig, task: Task, processor: Any, room: int | None, number: int) -> _Prepared:
+    row = raw[number]
     try:
         sample = task.read_row(row, config.data, config.task.system_prompt or task.system_prompt)
         images = [fit(image, processor, config) for image in sample.images]
     except DataError as error:
-        raise DataError(f"{where}: {error}") from None
-    room = context_length(config, processor)
+        return {}, [], (UNUSABLE, str(error))
     length = prompt_length(processor, sample.prompt, images)
     needed = length + config.max_completion_length
     if room is not None and needed > room:
-        if config.data.overlong == "drop":
-            return None
-        raise DataError(
-            f"{where}: prompt and completion need {needed} tokens and the context holds {room}; lower max_completion_length or "
-            "data.max_pixels, raise vllm_max_model_length, or set data.overlong: drop"
-        )
-    kept = {key: value for key, value in row.items() if not _is_picture(value) and key not in ("image", "images", "decoded_image")}
-    return kept | dict(sample.columns) | {
-        "id": sample.id or str(number), "prompt": sample.prompt, "images": images, "answer": sample.answer,
-        "prompt_tokens": length,
+        return {}, [], (
+            TOO_LONG,
+            f"prompt and completion need {needed} tokens and the context holds {room}; lower max_completion_length or "
+            "data.max_pixels, raise vllm_max_model_length, or set data.overlong: drop",
+        )  # fmt: skip
+    pictures = {"image", "images", "decoded_image", config.data.columns.get("image"), config.data.columns.get("images")}
+    kept = {key: value for key, value in row.items() if not _is_picture(value) and key not in pictures}
+    made = kept | dict(sample.columns) | {
+        "id": sample.id or str(number), "prompt": sample.prompt, "answer": sample.answer, "prompt_tokens": length,
+        "picture_ids": [_picture_id(image) for image in sample.images],
     }  # fmt: skip
+    return made, [_encoded(image) for image in images], None
+
+
+def _picture_id(image: Image.Image) -> str:
+    """A hash of what a picture shows, whatever file it came in."""
+    return hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()[:32]
+
+
+def _encoded(image: Image.Image) -> bytes:
+    """A picture as PNG; the least compression is five times as fast as the usual one, and nothing is lost."""
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=1)
+    return file.getvalue()
 
 
 def context_length(config: RunConfig, processor: Any) -> int | None:
@@ -128,7 +244,7 @@ def context_length(config: RunConfig, processor: Any) -> int | None:
     return limit if limit < 10**9 else None
 
 
-@cache
+@once
 def positions(model_name: str, revision: str | None) -> int:
     """Tokens that the model's config says it can place."""
     return AutoConfig.from_pretrained(model_name, revision=revision).get_text_config().max_position_embeddings
@@ -140,77 +256,33 @@ def fit(image: Image.Image, processor: Any, config: RunConfig) -> Image.Image:
     if max(image.size) > 200 * min(image.size):
         raise DataError(f"a picture of {image.width}x{image.height} is more than 200 times longer than wide; crop it")
     width, height = image.size
-    chosen = None
-    while chosen != (width, height):  # a sliver shrinks more than once
-        chosen = (width, height)
+    tried: list[tuple[int, int]] = []
+    while not tried or tried[-1] != (width, height):  # a sliver shrinks more than once
+        if (width, height) in tried:
+            raise DataError(
+                f"no size for a picture of {image.width}x{image.height} lies between data.min_pixels and data.max_pixels; part them"
+            )
+        tried.append((width, height))
         height, width = smart_resize(height, width, factor=merged, min_pixels=config.data.min_pixels, max_pixels=config.data.max_pixels)
     return image if (width, height) == image.size else image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def _dataset(samples: Rows) -> datasets.Dataset:
-    columns = {key: [sample.get(key) for sample in samples] for key in {key for sample in samples for key in sample}}
+def _dataset(samples: sources.Rows) -> datasets.Dataset:
+    """The rows, without their pictures; a column that mixes types becomes text."""
+    columns = {key: [sample.get(key) for sample in samples] for key in dict.fromkeys(key for sample in samples for key in sample)}
     for key, values in columns.items():
-        if key not in ("prompt", "images") and len({type(value) for value in values if value is not None}) > 1:
+        if key != "prompt" and len({type(value) for value in values if value is not None}) > 1:
             columns[key] = [None if value is None else str(value) for value in values]
-        elif key not in ("prompt", "images") and len({type(item) for value in values if isinstance(value, list) for item in value}) > 1:
+        elif key != "prompt" and len({type(item) for value in values if isinstance(value, list) for item in value}) > 1:
             columns[key] = [None if value is None else [str(item) for item in value] for value in values]
-    features = datasets.Dataset.from_dict({key: values for key, values in columns.items() if key != "images"}).features
-    features["images"] = datasets.List(datasets.Image())
-    return datasets.Dataset.from_dict(columns, features=features)
-
-
-def _json_lines(path: Path, pictures: Any) -> Iterator[dict[str, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not UTF-8 text ({error.reason}); save it as UTF-8 JSON Lines") from None
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}: line {number} is not JSON ({error.msg}); each line is one row") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{path}: line {number} holds {type(row).__name__}; each line is one row, a JSON object")
-        yield {key: _beside(path, value) if key in pictures else value for key, value in row.items()}
-
-
-def _beside(path: Path, value: Any) -> Any:
-    """Picture paths in a file are read from the file's own folder."""
-    if isinstance(value, list):
-        return [_beside(path, item) for item in value]
-    return str(path.parent / value) if isinstance(value, str) else value
-
-
-def _parquet(path: Path) -> Rows:
-    import pyarrow.parquet
-
-    try:
-        return pyarrow.parquet.read_table(path).to_pylist()
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as Parquet ({error})") from None
-
-
-def _from_hub(name: str, split: str) -> Rows:
-    try:
-        dataset = datasets.load_dataset(name, split=split)
-    except Exception as error:  # the library raises a dozen kinds, and each is the user's to mend
-        raise DataError(
-            f"dataset_name {name}, split {split}: cannot be loaded from the Hub ({' '.join(str(error).split())[:200]})"
-        ) from None
-    assert isinstance(dataset, datasets.Dataset)
-    for key, feature in dataset.features.items():
-        if isinstance(feature, datasets.Image):
-            dataset = dataset.cast_column(key, datasets.Image(decode=False))
-    return dataset.to_list()
+    return datasets.Dataset.from_dict(columns)
 
 
 def _is_picture(value: Any) -> bool:
     return isinstance(value, Image.Image) or (isinstance(value, dict) and set(value) == {"bytes", "path"})
 
 
-def _progress(items: Rows | list[Any], what: str) -> Iterator[Any]:
+def _progress(items: Iterator[Any], count: int, what: str) -> Iterator[Any]:
     from rich.progress import track
 
-    return iter(track(items, what, disable=len(items) < 500, transient=True))
+    return iter(track(items, what, total=count, disable=count < processes.FEW, transient=True))

@@ -26,8 +26,23 @@ def evaluate(
 
 def blind(samples: Sequence[Sample], task: Task, rewards: Sequence[RewardFunction], generate: Generate) -> Scores:
     """Score greedy completions to white pictures of the same sizes: what the policy knows without looking."""
-    white = [replace(sample, images=[Image.new("RGB", image.size, "white") for image in sample.images]) for sample in samples]
+    white = [replace(sample, images=White(sample.images)) for sample in samples]
     return score(white, generate(white, 1, 0.0), task, rewards)
+
+
+class White(Sequence[Image.Image]):
+    """White pictures of the same sizes, made each time they are asked for."""
+
+    def __init__(self, images: Sequence[Image.Image]):
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [Image.new("RGB", image.size, "white") for image in self._images[place]]
+        return Image.new("RGB", self._images[place].size, "white")
 
 
 def score(samples: Sequence[Sample], completions: Sequence[Sequence[str]], task: Task, rewards: Sequence[RewardFunction]) -> Scores:
@@ -55,13 +70,17 @@ def score(samples: Sequence[Sample], completions: Sequence[Sequence[str]], task:
 
 def mean_reward(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]]) -> float | None:
     """Mean of a reward over completions, leaving out those it could not judge; None if it could judge none."""
+    scores = [value for value in judged(reward, pairs) if value is not None]
+    return round(sum(scores) / len(scores), 4) if scores else None
+
+
+def judged(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]]) -> list[float | None]:
+    """A reward's score for each completion, its columns handed over as TRL does."""
     columns = {key: [sample.columns.get(key) for sample, _ in pairs] for key in {key for sample, _ in pairs for key in sample.columns}}
     columns |= {"answer": [sample.answer for sample, _ in pairs], "prompts": [sample.prompt for sample, _ in pairs]}
     columns.pop("prompt", None)
     columns.pop("completion", None)
-    chats = [[{"role": "assistant", "content": text}] for _, text in pairs]
-    judged = [value for value in reward(completions=chats, **columns) if value is not None]
-    return round(sum(judged) / len(judged), 4) if judged else None
+    return reward(completions=[[{"role": "assistant", "content": text}] for _, text in pairs], **columns)
 
 
 def wilson(share: float, n: int, z: float = 1.96) -> tuple[float, float]:

@@ -231,7 +231,7 @@ def recomputed_layers(config: RunConfig, shapes: Shapes) -> int:
 
 def _generation(config: RunConfig, shapes: Shapes, prompt_tokens: int, patches: int, kv_token: int) -> int:
     """transformers' own generation: the cache of all sequences at once, the prompts' forward pass, and the last logits."""
-    together = max(_completions_at_once(config), config.evaluation.batch_size if config.evaluation.dataset_split else 0)
+    together = max(_completions_at_once(config), config.evaluation.batch_size if config.evaluation.part else 0)
     cache = together * (prompt_tokens + config.max_completion_length) * kv_token
     prefill = scoring(config, shapes, together * prompt_tokens, together * patches)
     return cache + prefill + together * shapes.vocabulary * GENERATED_LOGITS

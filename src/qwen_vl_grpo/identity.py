@@ -8,7 +8,7 @@ from typing import Any
 
 from qwen_vl_grpo.config import RunConfig
 
-HARMLESS_KEYS = ("max_steps", "save_steps", "save_total_limit", "logging_steps", "tracking", "allow_tight_memory")
+HARMLESS_KEYS = ("max_steps", "save_steps", "save_total_limit", "logging_steps", "tracking", "allow_tight_memory", "data.workers")
 """Keys, with their section, that may differ between a run and its resumption."""
 
 

@@ -31,7 +31,7 @@ class Sample:
 
     id: str
     prompt: list[Message]
-    images: list[Image]
+    images: Sequence[Image]
     answer: str
     columns: Mapping[str, Any] = field(default_factory=dict)
 
@@ -59,6 +59,9 @@ class Task:
     rewards: tuple[tuple[str, float], ...]
     read_row: Callable[[Mapping[str, Any], Any, str], Sample]
     judge: Callable[[str, Sample], Verdict]
+    examples: Callable[[Sample], tuple[str, list[str]]] | None = None
+    """One completion that solves a sample and some that nearly do (`grpo validate` tries them); raises DataError for an answer that
+    no completion can give."""
 
 
 class Generate(Protocol):

@@ -21,7 +21,7 @@ class SharedRows(torch.utils.data.Dataset):
     """A data set whose repeated rows are read once for as long as one batch follows another with the same rows."""
 
     def __init__(self, rows: Any):
-        self._rows = rows.cast_column("images", datasets.List(datasets.Image(decode=False)))
+        self._rows = rows.with_format("arrow")
         self._read: dict[int, dict[str, Any]] = {}
 
     def __len__(self) -> int:
@@ -37,7 +37,7 @@ class SharedRows(torch.utils.data.Dataset):
 
     def _decoded(self, index: int) -> dict[str, Any]:
         """One row; as a feature of the data set, the first picture of a list would be decoded twice."""
-        row = self._rows[index]
+        row = self._rows[index].to_pylist()[0]
         decode: Any = datasets.Image().decode_example
         return row | {"images": [decode(picture) for picture in row["images"]]}
 

@@ -13,9 +13,10 @@ from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 from trl.data_utils import prepare_multimodal_messages
 
-from qwen_vl_grpo.config import LoraSection, RunConfig
+from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import PolicyError
 from qwen_vl_grpo.interfaces import Sample
+from qwen_vl_grpo.sections import LoraSection
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 VISION_LINEARS = "qkv|proj|gate_proj|up_proj|down_proj|fc1|fc2|linear_fc1|linear_fc2"
@@ -83,9 +84,9 @@ def check(config: RunConfig, name: str | None = None) -> None:
 
 def encode(processor: Any, samples: Sequence[Sample]) -> Any:
     """Render and tokenize samples with their pictures, padded on the left."""
-    chats = [prepare_multimodal_messages(sample.prompt, images=sample.images) for sample in samples]
+    images = [list(sample.images) for sample in samples]
+    chats = [prepare_multimodal_messages(sample.prompt, images=row) for sample, row in zip(samples, images, strict=True)]
     texts = processor.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
-    images = [sample.images for sample in samples]
     return processor(text=texts, images=images if any(images) else None, padding=True, return_tensors="pt")
 
 

@@ -62,9 +62,17 @@ class RewardEntry(Section):
     """The reward is multiplied by this before the rewards are added."""
 
 
+ColumnName = Literal["image", "images", "question", "answer", "id", "choices", "precision", "unit", "question_type", "answer_type"]
+
+
 class DataSection(Section):
-    columns: dict[Literal["image", "images", "question", "answer", "id"], str] = {}
-    """Our name -> the data set's column, for: image, images, question, answer, id (`question: query` reads `query`)."""
+    columns: dict[ColumnName, str] = {}
+    """Our name -> the data set's column (`question: query` reads `query`), for: image, images, question, answer, id, and what an answer
+    is judged by: choices, precision, unit, question_type, answer_type."""
+    subset: str | None = None
+    """Configuration of a data set on the Hub that has several."""
+    revision: str | None = None
+    """Branch, tag or commit of a data set on the Hub."""
     min_pixels: int = Field(default=56 * 56, ge=28 * 28)
     """Smaller pictures are enlarged to this many pixels, once, before training."""
     max_pixels: int = Field(default=1280 * 28 * 28, ge=28 * 28)
@@ -73,6 +81,10 @@ class DataSection(Section):
     """Use only the first rows of each part."""
     overlong: Literal["refuse", "drop"] = "refuse"
     """What to do with a prompt that leaves no room for max_completion_length in the context."""
+    unusable: Literal["refuse", "drop"] = "refuse"
+    """What to do with a row whose picture, question or answer cannot be used."""
+    workers: int | None = Field(default=None, ge=1)
+    """Processes that prepare rows; none takes the CPUs that there are, 8 at most, and one for a small set."""
 
     @model_validator(mode="after")
     def _pixel_limits_in_order(self) -> DataSection:
@@ -96,7 +108,11 @@ class WarmupSection(Section):
 
 class EvaluationSection(Section):
     dataset_split: str | None = None
-    """The held-out part; none means that the run is not evaluated."""
+    """The held-out part: another split of the data set. Without it, held_out or ids_file the run is not evaluated."""
+    held_out: float | None = Field(default=None, gt=0, lt=1)
+    """Hold out this share of the pictures of dataset_split, with all their rows, always the same ones."""
+    ids_file: str | None = None
+    """Hold out the rows of dataset_split whose ids stand in this file, one a line; others that show one of their pictures are left out."""
     every: int | None = Field(default=None, ge=1)
     """Score the held-out part every so many steps, too, and not only before and after."""
     every_limit: int = Field(default=64, ge=1)
@@ -109,6 +125,12 @@ class EvaluationSection(Section):
     """After training, also score with the LoRA adapter switched off: what is lost again is what GRPO taught it."""
     batch_size: int = Field(default=64, ge=1)
     """Completions generated at once."""
+
+    @property
+    def part(self) -> str | None:
+        """What is held out, in words; None for a run that is not evaluated."""
+        shared = f"{self.held_out:g} of the pictures" if self.held_out else None
+        return self.dataset_split or shared or self.ids_file
 
 
 class TrackingSection(Section):

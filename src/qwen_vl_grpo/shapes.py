@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qwen_vl_grpo.config import LoraSection, RunConfig
+from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import PolicyError
+from qwen_vl_grpo.sections import LoraSection
 
 TEXT_KEYS = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",

@@ -150,7 +150,7 @@ def _generator(config: RunConfig, trainer: VisionGRPOTrainer, processor: Any) ->
         assert isinstance(engine, rollouts.FaithfulGeneration)
         engine.sync_weights()
         encoded = [policy.encode(processor, [sample])["input_ids"][0].tolist() for sample in samples]
-        ids = engine.sample(encoded, [sample.images for sample in samples], count, temperature)
+        ids = engine.sample(encoded, [list(sample.images) for sample in samples], count, temperature)
         return [processor.batch_decode(row, skip_special_tokens=True) for row in ids]
 
     return generate
@@ -167,7 +167,7 @@ def _card(config: RunConfig, prepared: Prepared) -> RunCard:
         base_revision=config.model_revision,
         dataset={
             "name": config.dataset_name, "split": config.dataset_split, "rows": len(rows), "fingerprint": dataset.fingerprint(rows),
-            "held_out": config.evaluation.dataset_split,
+            "held_out": config.evaluation.part, "held_out_rows": len(prepared.held_out),
         },
         config=config.model_dump(mode="json"),
         digest=digest(config),

@@ -11,8 +11,9 @@ from transformers import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from qwen_vl_grpo.config import RunConfig, WarmupSection
+from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError
+from qwen_vl_grpo.sections import WarmupSection
 
 
 def check(rows: datasets.Dataset, section: WarmupSection) -> None:

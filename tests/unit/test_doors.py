@@ -9,6 +9,7 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
 SCRIPTS = {
+    "src/data_prep/data.py": "--set",
     "src/fine_tuning/train.py": "--config",
     "src/inference/inference.py": "--run_id",
 }

@@ -4,8 +4,8 @@ import pytest
 from PIL import Image
 
 from qwen_vl_grpo import evaluation, rewards, tasks
-from qwen_vl_grpo.config import TaskSection
 from qwen_vl_grpo.interfaces import Sample
+from qwen_vl_grpo.sections import TaskSection
 
 TASK = tasks.build(TaskSection())
 QUESTION = [{"role": "user", "content": "Which digit is this?"}]

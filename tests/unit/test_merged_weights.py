@@ -5,7 +5,7 @@ import torch
 from peft import get_peft_model
 
 from qwen_vl_grpo import policy, rollouts
-from qwen_vl_grpo.config import LoraSection
+from qwen_vl_grpo.sections import LoraSection
 
 
 @pytest.fixture(params=["float32", "bfloat16"])

@@ -93,6 +93,12 @@ def test_a_fitted_picture_is_never_resized_again(checkpoint, config_of, family, 
     assert dataset.fit(fitted, processor, config) is fitted
 
 
+def test_a_picture_that_no_size_between_the_limits_fits_is_refused(checkpoint, config_of):
+    config = config_of(model_name=checkpoint("qwen2_5_vl"), data={"min_pixels": 3136, "max_pixels": 4000})
+    with pytest.raises(DataError, match="no size for a picture of 56x84 lies between"):
+        dataset.fit(Image.new("RGB", (56, 84)), policy.load_processor(config), config)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_a_fitted_picture_has_the_size_that_the_processor_would_choose(checkpoint, config_of, family, size):

@@ -51,7 +51,7 @@ def test_a_run_that_cannot_start_leaves_no_folder_and_no_entry(folder, own_home,
     assert said in str(error.value)
     assert "\n" not in str(error.value)
     assert not (folder / "runs").exists()
-    assert not own_home.exists()
+    assert not (own_home / "index").exists()
 
 
 def test_a_run_that_its_own_rows_make_too_large_leaves_no_folder_either(folder, own_home, checkpoint, config_of, monkeypatch):

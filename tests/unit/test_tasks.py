@@ -4,8 +4,8 @@ import pytest
 from PIL import Image
 
 from qwen_vl_grpo import tasks
-from qwen_vl_grpo.config import DataSection, TaskSection
 from qwen_vl_grpo.errors import ConfigError, DataError
+from qwen_vl_grpo.sections import DataSection, TaskSection
 from qwen_vl_grpo.tasks import visual_reasoning
 
 PICTURE = Image.new("RGB", (56, 56), "red")
@@ -79,6 +79,18 @@ def test_a_row_hands_on_what_the_rewards_need_and_nothing_that_it_lacks():
 def test_a_further_column_of_the_wrong_type_is_refused(name, value):
     with pytest.raises(DataError, match=f"column '{name}' holds {value!r}"):
         read({"question": "What?", "image": PICTURE, "answer": "4", name: value})
+
+
+def test_data_columns_names_the_columns_that_an_answer_is_judged_by():
+    row = {"question": "Which?", "image": PICTURE, "answer": "2", "options": ["1", "2"], "decimals": 1, "measure": "cm", "kind": "float"}
+    columns = {"choices": "options", "precision": "decimals", "unit": "measure", "question_type": "kind", "answer_type": "kind"}
+    kinds = {"question_type": "float", "answer_type": "float"}
+    assert read(row, **columns).columns == {"choices": ["1", "2"], "precision": 1.0, "unit": "cm"} | kinds
+
+
+def test_a_column_that_data_columns_names_and_no_row_has_is_refused():
+    with pytest.raises(DataError, match=r"has no column 'option' for the choices; it has .*; correct data\.columns\.choices"):
+        read({"question": "Which?", "image": PICTURE, "answer": "2", "options": ["1", "2"]}, choices="option")
 
 
 def test_the_published_rule_is_scored_beside_ours_where_the_row_has_its_types():

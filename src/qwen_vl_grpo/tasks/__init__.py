@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
-from qwen_vl_grpo.config import TaskSection
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.interfaces import Mode, Task
 from qwen_vl_grpo.rewards import load_function
+from qwen_vl_grpo.sections import TaskSection
 from qwen_vl_grpo.tasks import visual_reasoning
 
 TASKS: dict[str, Callable[[Mode], Task]] = {"visual_reasoning": visual_reasoning.build}

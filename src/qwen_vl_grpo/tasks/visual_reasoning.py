@@ -6,7 +6,8 @@ One raw row of AI4Math/MathVista, split testmini (the pictures are in `decoded_i
      "decoded_image": <PIL.Image>, "choices": None, "unit": None, "precision": 1.0, "answer": "1.2",
      "question_type": "free_form", "answer_type": "float", "query": "Hint: Please answer …\\nQuestion: …", …}
 
-Any other set works through `data.columns`. Of the further columns these are read, under these names, and each may be absent:
+Any other set works through `data.columns`. Of the further columns these are read, under these names or those that
+`data.columns` gives, and each may be absent:
 
     choices        list of str      the letters A, B, … stand for them; the answer is one of them (its text, or its letter)
     precision      number           decimals to which a number must agree; without it numbers are equal to the last digit
@@ -17,16 +18,19 @@ Any other set works through `data.columns`. Of the further columns these are rea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Literal
 
 from PIL import Image
 
 from qwen_vl_grpo import answers, mathvista
-from qwen_vl_grpo.config import DataSection
 from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.interfaces import Mode, Sample, Task, Verdict
+from qwen_vl_grpo.quantities import plain
+from qwen_vl_grpo.sections import ColumnName, DataSection
 
 SYSTEM_PROMPT = """\
 Look at the picture and answer the question. Reply in exactly this form:
@@ -58,7 +62,7 @@ REWARDS: dict[Mode, tuple[tuple[str, float], ...]] = {
 
 
 def build(mode: Mode = "strict") -> Task:
-    return Task("visual_reasoning", SYSTEM_PROMPT, REWARDS[mode], read_row, judge)
+    return Task("visual_reasoning", SYSTEM_PROMPT, REWARDS[mode], read_row, judge, examples)
 
 
 def read_row(row: Mapping[str, Any], data: DataSection, system_prompt: str) -> Sample:
@@ -78,7 +82,7 @@ def read_row(row: Mapping[str, Any], data: DataSection, system_prompt: str) -> S
         prompt=[{"role": "system", "content": system_prompt}, {"role": "user", "content": question}],
         images=pictures(row, data),
         answer=str(gold),
-        columns=further_columns(row),
+        columns=further_columns(row, data),
     )
 
 
@@ -94,15 +98,63 @@ def judge(completion: str, sample: Sample) -> Verdict:
     return Verdict(answers.strict_answer(completion) is not None, correct, official)
 
 
-def further_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+def examples(sample: Sample) -> tuple[str, list[str]]:
+    """The gold answer in the form that is asked for, and: a wrong answer of its kind, nothing, and the answer outside the form."""
+    choices = sample.columns.get("choices") or []
+    texts = _other_choices(sample.answer, choices) if choices else [_another(sample)]
+    return _in_form(sample.answer), [*map(_in_form, [*texts, ""]), sample.answer]
+
+
+def _in_form(answer: str) -> str:
+    return f"<reasoning>\nIt is so.\n</reasoning>\n<answer>\n{answer}\n</answer>\n"
+
+
+def _other_choices(gold: str, choices: Sequence[str]) -> list[str]:
+    """One wrong choice, by its text, and by its letter unless a choice is called like a letter."""
+    letters = [chr(ord("A") + place) for place in range(len(choices))]
+    texts = [plain(choice) for choice in choices]
+    right = plain(gold) if plain(gold) in texts else dict(zip(letters, texts, strict=True)).get(gold.strip("() .").upper())
+    if right is None:
+        raise DataError(f"its answer {gold!r} is none of the choices {list(choices)}")
+    wrong = [(letter, choice) for letter, choice, text in zip(letters, choices, texts, strict=True) if text != right]
+    lettered = any(len(text.strip("() .")) <= 1 for text in texts)
+    return [text for letter, choice in wrong[:1] for text in ([choice] if lettered else [choice, f"({letter})"])]
+
+
+def _another(sample: Sample) -> str:
+    """A wrong answer that is as near as may be: one unit more in the last decimal that counts, one item more, or the opposite."""
+    kind, precision = sample.columns.get("answer_type"), sample.columns.get("precision")
+    try:
+        if kind == "list":
+            return str([*ast.literal_eval(sample.answer), 0])
+        value = Decimal(sample.answer.replace(",", ""))
+    except (ValueError, SyntaxError, TypeError, InvalidOperation):
+        if kind in ("integer", "float", "list"):
+            raise DataError(f"its answer {sample.answer!r} is no {kind}, as its answer_type says") from None
+        return f"not {sample.answer}"
+    if not value.is_finite() or (kind == "integer" and value % 1):
+        raise DataError(f"its answer {sample.answer!r} is no {kind or 'number that one could give'}")
+    return str(value + (Decimal(1).scaleb(-int(precision)) if precision else 1))
+
+
+def further_columns(row: Mapping[str, Any], data: DataSection) -> dict[str, Any]:
     """The columns that rewards and judge read beside the answer; raises DataError for a type that they could not use."""
-    choices, precision = row.get("choices") or [], row.get("precision")
+    given = {name: _further(name, row, data) for name in ("choices", "precision", "unit", "question_type", "answer_type")}
+    choices, precision = given["choices"] or [], given["precision"]
     if not isinstance(choices, (list, tuple)):
-        raise DataError(f"column 'choices' holds {choices!r}; choices are a list of texts")
+        raise DataError(f"column {data.columns.get('choices', 'choices')!r} holds {choices!r}; choices are a list of texts")
     if precision is not None and precision not in range(16):
-        raise DataError(f"column 'precision' holds {precision!r}; it is a number of decimals, 0 to 15, or nothing")
-    texts = {name: str(row[name]) for name in ("unit", "question_type", "answer_type") if row.get(name)}
+        name = data.columns.get("precision", "precision")
+        raise DataError(f"column {name!r} holds {precision!r}; it is a number of decimals, 0 to 15, or nothing")
+    texts = {name: str(given[name]) for name in ("unit", "question_type", "answer_type") if given[name]}
     return {"choices": [str(choice) for choice in choices], **({} if precision is None else {"precision": float(precision)}), **texts}
+
+
+def _further(ours: ColumnName, row: Mapping[str, Any], data: DataSection) -> Any:
+    asked = data.columns.get(ours)
+    if asked and asked not in row:
+        raise DataError(f"has no column {asked!r} for the {ours}; it has {', '.join(sorted(row))}; correct data.columns.{ours}")
+    return row.get(asked or ours)
 
 
 def column(ours: Literal["image", "question", "answer"], row: Mapping[str, Any], data: DataSection) -> str:

@@ -1,0 +1,126 @@
+"""Where raw rows come from: a local file, a local folder, or the Hub; and a hash of what is there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from qwen_vl_grpo.errors import DataError
+from qwen_vl_grpo.sections import DataSection
+
+Rows = list[dict[str, Any]]
+LOCAL_SUFFIXES = (".jsonl", ".parquet")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One part of a data set that was found: its content hash, and its rows when they are needed."""
+
+    fingerprint: str
+    """Of the bytes of a local file and of the pictures that it names, or the data set library's own of a Hub part."""
+    rows: Callable[[], Rows]
+
+
+def find(name: str, split: str, data: DataSection) -> Source:
+    """Find one part: a file, a folder with `<split>.jsonl`, `<split>.parquet` or the Hub's shards, else the Hub. Raises DataError.
+
+    Pictures stay encoded. `data.limit` keeps the first rows.
+    """
+    path = Path(name)
+    if path.is_dir():
+        files = _in_folder(path, split)
+    elif path.is_file():
+        files = [path]
+    elif path.is_absolute() or name.startswith(".") or name.count("/") > 1 or path.suffix in LOCAL_SUFFIXES:
+        raise DataError(f"dataset_name: there is no file or folder {name} here")
+    else:
+        return _from_hub(name, split, data)
+    if files[0].suffix == ".parquet":
+        return Source(_hash(files), lambda: [row for file in files for row in _parquet(file)][: data.limit])
+    pictures = {"image", "images", data.columns.get("image"), data.columns.get("images")} - {None}
+    rows = list(_json_lines(files[0], pictures))[: data.limit]
+    named = [Path(item) for row in rows for key in sorted(pictures & row.keys()) for item in _listed(row[key]) if isinstance(item, str)]
+    return Source(_hash([*files, *dict.fromkeys(named)]), lambda: rows)
+
+
+def _in_folder(folder: Path, split: str) -> list[Path]:
+    for suffix in LOCAL_SUFFIXES:
+        if (folder / f"{split}{suffix}").is_file():
+            return [folder / f"{split}{suffix}"]
+    if shards := sorted([*folder.glob(f"{split}-*-of-*.parquet"), *folder.glob(f"data/{split}-*-of-*.parquet")]):
+        return shards  # a data set repository as it lies on the Hub
+    there = [path for path in [*folder.iterdir(), *folder.glob("data/*")] if path.suffix in LOCAL_SUFFIXES]
+    names = ", ".join(sorted({path.stem.partition("-0")[0] for path in there})) or "none"
+    raise DataError(f"{folder}: no split {split!r} (looked for {split}.jsonl and {split}.parquet); splits there: {names}")
+
+
+def _hash(files: list[Path]) -> str:
+    content = hashlib.sha256()
+    for path in files:
+        if path.is_file():
+            with path.open("rb") as file:
+                content.update(hashlib.file_digest(file, "sha256").digest())
+        else:
+            content.update(b"missing")
+    return content.hexdigest()
+
+
+def _json_lines(path: Path, pictures: Any) -> Iterator[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not UTF-8 text ({error.reason}); save it as UTF-8 JSON Lines") from None
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}: line {number} is not JSON ({error.msg}); each line is one row") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{path}: line {number} holds {type(row).__name__}; each line is one row, a JSON object")
+        yield {key: _beside(path, value) if key in pictures else value for key, value in row.items()}
+
+
+def _beside(path: Path, value: Any) -> Any:
+    """Picture paths in a file are read from the file's own folder."""
+    if isinstance(value, list):
+        return [_beside(path, item) for item in value]
+    return str(path.parent / value) if isinstance(value, str) else value
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _parquet(path: Path) -> Rows:
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_table(path).to_pylist()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as Parquet ({error})") from None
+
+
+def _from_hub(name: str, split: str, data: DataSection) -> Source:
+    try:
+        dataset = datasets.load_dataset(name, data.subset, split=split, revision=data.revision)
+    except Exception as error:  # the library raises a dozen kinds, and each is the user's to mend
+        raise DataError(
+            f"dataset_name {name}, split {split}: cannot be loaded from the Hub ({' '.join(str(error).split())[:200]})"
+        ) from None
+    assert isinstance(dataset, datasets.Dataset)
+    return from_dataset(dataset, data)
+
+
+def from_dataset(dataset: datasets.Dataset, data: DataSection) -> Source:
+    """The part that the data set library holds, its pictures still encoded."""
+    first = dataset if data.limit is None else dataset.select(range(min(data.limit, len(dataset))))
+    table: Any = first.with_format("arrow")
+    return Source(dataset._fingerprint, lambda: table[:].to_pylist())
