@@ -83,19 +83,25 @@ def train(config: RunConfig, count: int, todo: Sequence[tuple[RunConfig, bool]],
 
 
 def _process(arguments: list[str]) -> int:
-    """Run our own command to its end and return its exit code, as a shell counts it."""
+    """Run our own command to its end and return its exit code, as a shell counts it; that of a signal if one came, whatever it ended."""
     package = str(Path(__file__).resolve().parents[1])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     child = subprocess.Popen([sys.executable, "-m", "qwen_vl_grpo", *arguments], env=os.environ | {"PYTHONPATH": path})
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),  # a terminal sends Ctrl-C to both
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number)),
-    }
+    asked: list[int] = []
+
+    def hand_on(number: int, _: Any) -> None:
+        asked.append(number)
+        if number != signal.SIGINT:  # a terminal has sent Ctrl-C to both
+            child.send_signal(number)
+
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         code = child.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if asked and not code:
+        return 128 + asked[0]
     return code if code >= 0 else 128 - code
 
 

@@ -1,5 +1,7 @@
 """Covers what a group of seeds is made of, and how its scores are put together; tests/commands/test_seeds.py runs one."""
 
+import signal
+
 import pytest
 
 from qwen_vl_grpo import registry, seeds
@@ -44,3 +46,13 @@ def test_a_launcher_of_many_processes_is_refused(config_of, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="launch each seed alone"):
         seeds.left(config_of(), 2, resume=False)
+
+
+def test_a_signal_that_comes_as_a_run_ends_well_stops_the_group(tmp_path, monkeypatch):
+    program = tmp_path / "ends-well"
+    program.write_text("#!/bin/sh\ntrap '' TERM\nsleep 0.5\nkill -TERM $PPID\nsleep 0.2\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setattr(seeds.sys, "executable", str(program))
+    before = signal.getsignal(signal.SIGTERM)
+    assert seeds._process([]) == 143
+    assert signal.getsignal(signal.SIGTERM) == before
