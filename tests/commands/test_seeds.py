@@ -27,7 +27,7 @@ def after_a_step(workshop, process, run_id):
         metrics = workshop.run_dir(run_id) / "metrics.jsonl"
         return metrics.read_text().count("\n") if metrics.exists() else 0
 
-    there, deadline = steps(), time.monotonic() + 120
+    there, deadline = steps(), time.monotonic() + 300
     while steps() == there:
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
@@ -45,7 +45,7 @@ def pair(workshop):
     process = start(workshop, "--resume")
     after_a_step(workshop, process, "pair-s1")
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=180)
     assert process.returncode == 143, errors
     done = workshop.train("pair", "--seeds", "2", "--resume", **GROUP)
     assert done.returncode == 0, done.stderr
