@@ -71,8 +71,11 @@ def test_the_table_is_sent_with_pictures(records):
     assert {(row["completions/_type"], row["completions/nrows"], row["train/global_step"]) for row in tables} == {
         ("table-file", 8, step) for step in (1, 2, 3)
     }
-    files = [content for record in records if record.HasField("artifact") for content in record.artifact.manifest.contents]
-    assert sum(file.path.startswith("media/images/") and Path(file.local_path).is_file() for file in files) > 0
+    for record in records:
+        if record.HasField("artifact"):
+            pictures = [file for file in record.artifact.manifest.contents if file.path.startswith("media/images/")]
+            assert len(pictures) == 2, "eight rows of two prompts"
+            assert all(Path(file.local_path).is_file() for file in pictures)
 
 
 def test_an_alarm_is_in_the_log_the_card_and_the_tracker(workshop, tracked, records):
