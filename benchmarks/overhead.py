@@ -34,7 +34,7 @@ DOCUMENTED = {"batch_size": 8, "gradient_accumulation_steps": 2, "num_generation
 CASES: dict[str, dict[str, Any]] = {
     "the demonstration: 32 prompts x 8 completions of 24 tokens, all weights learn": {
         "batch_size": 256, "gradient_accumulation_steps": 1, "num_generations": 8, "max_completion_length": 24, "loss_type": "grpo",
-        "learning_rate": 1e-3, "lora": {"enabled": False, "vision": True},
+        "learning_rate": 1e-3, "lora": {"enabled": False, "vision": True}, "data": {"limit": 512},
         "rewards": [{"function": "well_formed_reward"}, {"function": "correctness_reward_func", "weight": 0.5}],
     },
     "the documented run: 2 prompts x 8 completions of 128 tokens in 2 micro-batches, LoRA, checkpointing": DOCUMENTED,
