@@ -27,6 +27,7 @@ class Turns(TrainerCallback):
         self.report = report
         self.counts = {"decoded": 0, "preprocessed": 0}
         self.before: dict[str, float] = {}
+        self.used = 0.0
 
     def count(self, processor: Any) -> None:
         """Count the pictures that are decoded from the rows and preprocessed from here on."""
@@ -57,9 +58,10 @@ class Turns(TrainerCallback):
     def hand_over(self, more: dict[str, Any]) -> None:
         now = self.now()
         taken = {name: value - self.before.get(name, value) for name, value in now.items()}
-        children = psutil.Process().children(recursive=True)
-        beside = sum(child.cpu_times().user + child.cpu_times().system for child in children)
-        print(json.dumps(taken | {"beside": beside} | more), file=self.report, flush=True)
+        beside = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
+        used = sum(times.user + times.system for times in beside)  # during the other arm's turn, too
+        taken["cpu"], self.used = taken["cpu"] + used - self.used, used
+        print(json.dumps(taken | more), file=self.report, flush=True)
         sys.stdin.readline()
         self.before = self.now()
 
