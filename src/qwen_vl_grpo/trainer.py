@@ -16,7 +16,7 @@ from peft import PeftModel
 from transformers import AutoModelForImageTextToText, TrainerState
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo import checkpoints, groups
+from qwen_vl_grpo import checkpoints, groups, tracking
 from qwen_vl_grpo.correction import importance_weights, joined, statistics
 from qwen_vl_grpo.errors import DivergenceError, PolicyError
 from qwen_vl_grpo.pictures import OncePreprocessed, SharedRows, preprocessed_once, seen_once
@@ -203,7 +203,7 @@ class VisionGRPOTrainer(GRPOTrainer):
                     column.pop()
             self._logs["images"].clear()
             if len(self._table_images) == len(self._logs["prompt"]):
-                self._logs["images"].extend(self._table_images)
+                self._logs["images"].extend(tracking.pictures(self._table_images))
         if self.use_vllm and isinstance(self.vllm_generation, FaithfulGeneration):
             logs |= self.vllm_generation.figures()
         if self._resumed:

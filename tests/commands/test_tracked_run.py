@@ -1,11 +1,14 @@
 """Covers a run that is evaluated on the way and tracked offline by W&B with tables of completions and their pictures."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas
 import pytest
 from wandb.proto.wandb_internal_pb2 import Record
+from wandb_service import served
 
 SHY = """\
 def shy(completions, trainer_state=None, **_):
@@ -71,8 +74,47 @@ def test_the_table_is_sent_with_pictures(records):
     assert {(row["completions/_type"], row["completions/nrows"], row["train/global_step"]) for row in tables} == {
         ("table-file", 8, step) for step in (1, 2, 3)
     }
-    files = [content for record in records if record.HasField("artifact") for content in record.artifact.manifest.contents]
-    assert sum(file.path.startswith("media/images/") and Path(file.local_path).is_file() for file in files) > 0
+    for record in records:
+        if record.HasField("artifact"):
+            pictures = [file for file in record.artifact.manifest.contents if file.path.startswith("media/images/")]
+            assert len(pictures) == 2, "eight rows of two prompts"
+            assert all(Path(file.local_path).is_file() for file in pictures)
+
+
+@pytest.fixture(scope="module")
+def service(workshop, tracked):
+    """What a W&B service has after `wandb sync` of the run's folder."""
+    with served() as service:
+        folder = next(workshop.run_dir(tracked).glob("wandb/offline-run-*"))
+        command = [sys.executable, "-m", "wandb", "sync", str(folder)]
+        done = subprocess.run(
+            command, env=workshop.environment | service.environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    return service
+
+
+def test_a_sync_makes_one_run_with_every_step_once(service, workshop, tracked):
+    assert list(service.runs) == [tracked]
+    run = service.runs[tracked]
+    assert [run[key] for key in ("project", "displayName", "groupName", "jobType")] == ["grpo", tracked, "visual_reasoning", "train"]
+    assert json.loads(run["config"])["learning_rate"]["value"] == 1e-3
+    rows = [row for row in service.history(tracked) if "train/reward" in row]
+    written = [line for line in workshop.metrics(tracked) if "reward" in line]
+    for name in ("reward", "rewards/brevity/mean", "groups/reward_std", "groups/without_spread"):
+        assert [(row["train/global_step"], row[f"train/{name}"]) for row in rows] == [(line["step"], line[name]) for line in written]
+
+
+def test_a_sync_brings_every_completion_with_its_picture(service, workshop, tracked):
+    assert len(service.artifacts) >= 3
+    for number, artifact in enumerate(service.artifacts):
+        assert artifact["committed"]
+        table = json.loads(service.files[f"artifacts/{number}/completions.table.json"])
+        rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+        kept = pandas.read_parquet(workshop.run_dir(tracked) / f"completions/completions_{rows[0]['step']:05}.parquet")
+        assert [row["completion"] for row in rows] == kept["completion"].tolist()
+        for row in rows:
+            assert service.files[f"artifacts/{number}/{row['image'][0]['path']}"].startswith(b"\x89PNG")
 
 
 def test_an_alarm_is_in_the_log_the_card_and_the_tracker(workshop, tracked, records):

@@ -1,6 +1,7 @@
 """Covers what leaves for a tracker: nothing that looks like a secret, and nothing at all when tracking is off."""
 
 import pytest
+from PIL import Image
 
 from qwen_vl_grpo import tracking
 
@@ -56,3 +57,18 @@ def test_what_the_tracker_lacks_of_earlier_attempts_is_reported_once_and_in_orde
     tracking.report_again(run, written)
     assert [line["train/global_step"] for line in run.lines] == steps
     assert all(set(line) <= {"train/loss", "eval/a", "train/global_step"} for line in run.lines)
+
+
+def test_the_pictures_of_a_table_are_shrunken_once_each_and_the_rows_keep_theirs(config_of, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
+    wide, small = Image.new("RGB", (2048, 1024), "red"), Image.new("RGB", (56, 56))
+    tracking.start(config_of(tracking={"report_to": "wandb", "mode": "offline"}), "task", tmp_path)
+    try:
+        first, again, both, none = tracking.pictures([[wide], [wide], [small, wide], []])
+    finally:
+        tracking.finish()
+    assert first[0] is again[0] is both[1]
+    assert [picture.image.size for picture in both] == [(56, 56), (512, 256)]
+    assert none == []
+    assert wide.size == (2048, 1024)
+    assert tracking.pictures([[wide]]) == [[wide]]
