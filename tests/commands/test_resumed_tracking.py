@@ -2,9 +2,12 @@
 
 import json
 import random
+import subprocess
+import sys
 
 import pytest
 from wandb.proto import wandb_internal_pb2
+from wandb_service import served
 
 from benchmarks.kill_resume import kill
 
@@ -49,3 +52,31 @@ def test_no_step_of_training_goes_back_or_is_left_out(workshop, history):
     assert {line["train/global_step"]: line["train/loss"] for line in history if "train/loss" in line} == losses
     written = [line["step"] for line in workshop.metrics("followed") if "loss" in line]
     assert len(written) > 8, "no step was done again, so nothing was shown"
+
+
+def test_a_sync_makes_one_run_of_both_attempts(workshop, history):
+    with served() as service:
+        command, given = [sys.executable, "-m", "wandb", "sync", "--yes"], workshop.environment | service.environment
+        done = subprocess.run(
+            command, cwd=workshop.run_dir("followed"), env=given, capture_output=True, text=True, timeout=120, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    assert list(service.runs) == ["followed"]
+    rows = service.history("followed")
+    assert [row["train/global_step"] for row in rows if "train/loss" in row] == list(range(1, 9))
+    assert [row["_step"] for row in rows] == list(range(len(rows)))
+
+
+def test_a_service_that_saw_the_first_attempt_gets_the_steps_it_lacks(workshop):
+    config = workshop.config("online", **TRACKED | {"tracking": {"report_to": "wandb", "mode": "online"}})
+    command = [sys.executable, "-m", "qwen_vl_grpo", "train", "--config", config]
+    with served() as service:
+        given = workshop.environment | service.environment
+        process = subprocess.Popen(command, cwd=workshop.folder, env=given)
+        assert kill(process, workshop.run_dir("online"), "step", random.Random(1))
+        again = subprocess.run(
+            [*command, "--resume"], cwd=workshop.folder, env=given, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert again.returncode == 0, again.stderr
+    assert list(service.runs) == ["online"]
+    assert [row["train/global_step"] for row in service.history("online") if "train/loss" in row] == list(range(1, 9))
