@@ -107,12 +107,14 @@ def phase(size: str, changes: list[str]) -> dict[str, Any]:
             engine.generate(repeated, pictures, config.num_generations)
             return [time.perf_counter() - started]
 
-        def bare(requests: Any = requests) -> list[float]:
+        sampling = gpu_rig.vllm_generation.SamplingParams(**engine._sampling(1))  # pyright: ignore[reportPrivateImportUsage]
+
+        def bare(requests: Any = requests, sampling: Any = sampling) -> list[float]:
             engine.sync_weights()
             engine._wake("kv_cache")
             torch.cuda.synchronize()
             started = time.perf_counter()
-            engine.llm.generate(requests, sampling_params=engine._sampling(1), use_tqdm=False)
+            engine.llm.generate(requests, sampling_params=sampling, use_tqdm=False)
             taken = time.perf_counter() - started
             engine.llm.sleep(level=engine.sleep_level)
             engine._llm_weights_sleeping = True

@@ -17,7 +17,7 @@ from transformers import AutoModelForImageTextToText, TrainerCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from qwen_vl_grpo import config as configs
-from qwen_vl_grpo import hardware, policy, training
+from qwen_vl_grpo import assembly, hardware, policy, training
 
 
 class Turns(TrainerCallback):
@@ -68,8 +68,8 @@ class Turns(TrainerCallback):
 
 def bare(config: configs.RunConfig, turns: Turns) -> None:
     """What one writes with TRL alone; the rows, the rewards and every value of GRPOConfig are those of the config, tracking aside."""
-    prepared = training.prepare(config)
-    args = training.grpo_config(config, prepared.processor, prepared.weights, config.run_dir)
+    prepared = assembly.prepare(config)
+    args = assembly.grpo_config(config, prepared.processor, prepared.weights, config.run_dir)
     args.gradient_checkpointing = bool(config.gradient_checkpointing)
     args.report_to, args.log_completions = [], False
     trainer = GRPOTrainer(

@@ -16,7 +16,22 @@ import torch
 from transformers import PrinterCallback, ProgressCallback, set_seed
 from trl.trainer.grpo_config import GRPOConfig
 
-from qwen_vl_grpo import dataset, footprint, hardware, planning, policy, registry, rewards, rollouts, shapes, splits, tasks, warmup
+from qwen_vl_grpo import (
+    dataset,
+    footprint,
+    hardware,
+    planning,
+    policy,
+    registry,
+    rewards,
+    rollouts,
+    server_rollouts,
+    shapes,
+    splits,
+    tasks,
+    vllm_server,
+    warmup,
+)
 from qwen_vl_grpo.config import TRL_KEYS, RunConfig, arithmetic
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.footprint import Prompt
@@ -69,7 +84,10 @@ def prepare(config: RunConfig, resume: bool = False) -> Prepared:
     if memory is not None and not config.allow_tight_memory:
         planning.refuse_tight(config, memory, longest)
     recomputed = layers_to_recompute(config, longest, machine, memory)
-    return Prepared(task, functions, weights, processor, rows, held_out, warmup_rows, recomputed)
+    prepared = Prepared(task, functions, weights, processor, rows, held_out, warmup_rows, recomputed)
+    if config.use_vllm and config.vllm_mode == "server":
+        vllm_server.check(config, engine_options(config, prepared), longest + config.max_completion_length)
+    return prepared
 
 
 def layers_to_recompute(config: RunConfig, longest: int, machine: hardware.Hardware, memory: float | None) -> int:
@@ -103,8 +121,8 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
     policy.recompute(model, prepared.recomputed)
     args = grpo_config(config, prepared.processor, prepared.weights, run_dir)
     args.gradient_checkpointing = prepared.recomputed > 0
-    settings = rollouts.EngineSettings(seed=config.seed, options=engine_options(config, prepared))
-    with rollouts.injected(settings) if config.use_vllm else nullcontext():
+    settings, engine = engine_of(config, prepared)
+    with rollouts.injected(settings, engine) if config.use_vllm else nullcontext():
         trainer = VisionGRPOTrainer(
             model=model,
             reward_funcs=prepared.functions,
@@ -120,6 +138,14 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
+
+
+def engine_of(config: RunConfig, prepared: Prepared) -> tuple[rollouts.EngineSettings, type[rollouts.FaithfulGeneration]]:
+    """What the engine is told, and its class: in the trainer's process, or a server of its own that was started with these options."""
+    if config.vllm_mode == "server":
+        settings = server_rollouts.ServerSettings(config.seed, url=config.vllm_server_base_url, weights=config.vllm_server_weights)
+        return settings, server_rollouts.ServerGeneration
+    return rollouts.EngineSettings(seed=config.seed, options=engine_options(config, prepared)), rollouts.FaithfulGeneration
 
 
 def engine_options(config: RunConfig, prepared: Prepared) -> dict[str, Any]:
@@ -143,7 +169,7 @@ def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run
     if config.use_vllm:
         engine = {
             "use_vllm": True,
-            "vllm_mode": "colocate",
+            "vllm_mode": "colocate",  # in server mode, too: TRL's own client of a server takes weights over NCCL alone
             "vllm_gpu_memory_utilization": config.vllm_gpu_memory_utilization,
             "vllm_enable_sleep_mode": config.vllm_enable_sleep_mode,
             "vllm_max_model_length": config.vllm_max_model_length,

@@ -72,7 +72,13 @@ class RunConfig(Section):
     dataset_split: str = "testmini"
     """The part to train on."""
     use_vllm: bool = True
-    """Generate rollouts with vLLM in the trainer's process; false uses transformers."""
+    """Generate rollouts with vLLM; false uses transformers."""
+    vllm_mode: Literal["colocate", "server"] = "colocate"
+    """`colocate` runs vLLM in the trainer's process; `server` asks a `vllm serve` of its own, on another card (docs/rollouts.md)."""
+    vllm_server_base_url: str = Field(default="http://127.0.0.1:8000", pattern="^https?://")
+    """Where that server answers."""
+    vllm_server_weights: str = "/dev/shm"  # noqa: S108 - memory, and each hand-over has a folder of its own in it
+    """Folder that hands the policy's weights to that server: both see it under this path, and it has room for them."""
     vllm_gpu_memory_utilization: float = Field(default=0.7, gt=0, le=1)
     """Share of the card that vLLM may take while it is awake."""
     vllm_enable_sleep_mode: bool = True
@@ -155,6 +161,12 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _server_takes_whole_weights(self) -> RunConfig:
+        if self.use_vllm and self.vllm_mode == "server" and self.lora.quantization:
+            raise ValueError("vllm_mode: a server takes whole weights, and a 4-bit base has none; remove lora.quantization, or colocate")
+        return self
+
+    @model_validator(mode="after")
     def _held_out_rows_are_others(self) -> RunConfig:
         one_file = self.dataset_name.endswith((".jsonl", ".parquet"))
         if self.evaluation.dataset_split is not None and (one_file or self.evaluation.dataset_split == self.dataset_split):
@@ -214,6 +226,10 @@ TRL_KEYS = {
     "loss_type": "loss_type",
     "scale_rewards": "scale_rewards",
     "use_vllm": "use_vllm",
+    "vllm_mode": "vllm_mode",
+    "vllm_server_base_url": "vllm_server_base_url",
+    "vllm_server_host": "vllm_server_base_url",
+    "vllm_server_port": "vllm_server_base_url",
     "vllm_gpu_memory_utilization": "vllm_gpu_memory_utilization",
     "vllm_enable_sleep_mode": "vllm_enable_sleep_mode",
     "vllm_max_model_length": "vllm_max_model_length",

@@ -175,7 +175,7 @@ def kv_tokens(footprint: Footprint, config: RunConfig, card: float) -> int:
 
 def has_engine(config: RunConfig) -> bool:
     """Whether a vLLM engine lives in the trainer's process."""
-    return config.use_vllm and config.trl.get("vllm_mode", "colocate") == "colocate"
+    return config.use_vllm and config.vllm_mode == "colocate"
 
 
 def _learning_width(config: RunConfig) -> int:

@@ -53,7 +53,7 @@ def detect() -> Hardware:
 
 def require(config: RunConfig, machine: Hardware) -> None:
     """Raise HardwareError in one sentence if this machine cannot run the config."""
-    if not config.use_vllm:
+    if not config.use_vllm or config.vllm_mode == "server":
         return
     if not machine.accelerated:
         raise HardwareError(
@@ -84,11 +84,8 @@ def vllm_misfit() -> str:
     if vllm is None:
         return ""
     installed = Version(vllm.version)
-    accepted = _required(metadata.requires("trl") or [], "vllm", extra="vllm")
-    untagged = installed.is_devrelease and installed.release[:2] == (0, 1)
-    if accepted and not untagged and not accepted.specifier.contains(installed.base_version):
-        lowest, highest = sorted((bound.version for bound in accepted.specifier), key=Version)
-        return f"vLLM {installed} is installed and TRL {metadata.version('trl')} works with {lowest} to {highest}; install one of these"
+    if accepted := trl_refuses(installed):
+        return f"vLLM {installed} is installed and TRL {metadata.version('trl')} works with {accepted}; install one of these"
     built_for = _required(vllm.requires or [], "torch")
     exact = [bound.version for bound in built_for.specifier if bound.operator == "==" and "*" not in bound.version] if built_for else []
     torch = metadata.version("torch")
@@ -99,6 +96,21 @@ def vllm_misfit() -> str:
             f"torch {wanted}, or the vLLM that was built for torch {Version(torch).public}"
         )
     return ""
+
+
+def trl_refuses(installed: Version) -> str:
+    """The versions of vLLM that TRL works with, if this one is none of them."""
+    accepted = _required(metadata.requires("trl") or [], "vllm", extra="vllm")
+    untagged = installed.is_devrelease and installed.release[:2] == (0, 1)
+    if accepted is None or untagged or accepted.specifier.contains(installed.base_version):
+        return ""
+    return " to ".join(sorted((bound.version for bound in accepted.specifier), key=Version))
+
+
+def vllm_version() -> Version | None:
+    """The version of the vLLM that is installed here."""
+    found = _vllm()
+    return Version(found.version) if found else None
 
 
 def expandable_segments() -> str:

@@ -8,7 +8,17 @@ from typing import Any
 
 from qwen_vl_grpo.config import RunConfig
 
-HARMLESS_KEYS = ("max_steps", "save_steps", "save_total_limit", "logging_steps", "tracking", "allow_tight_memory", "data.workers")
+HARMLESS_KEYS = (
+    "max_steps",
+    "save_steps",
+    "save_total_limit",
+    "logging_steps",
+    "tracking",
+    "allow_tight_memory",
+    "data.workers",
+    "vllm_server_base_url",
+    "vllm_server_weights",
+)
 """Keys, with their section, that may differ between a run and its resumption."""
 
 

@@ -1,8 +1,8 @@
 """The vLLM engine made faithful: what it samples is the policy's own, and the seed decides it.
 
 A subclass of TRL's VLLMGeneration, put in its place by `injected`. Each override names what it answers. For one GPU per
-engine the generation itself is ours: one request a prompt with a completion for each member of its group. Server mode and
-tensor parallelism keep TRL's, with the same prompts and the same check.
+engine the generation itself is ours: one request a prompt with a completion for each member of its group. Tensor parallelism
+keeps TRL's, with the same prompts and the same check. An engine in a process of its own: server_rollouts.py.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class FaithfulGeneration(VLLMGeneration):
     @property
     def samples_here(self) -> bool:
         """Whether this process alone runs the engine: the generation is then ours, and the seed decides it."""
-        return self.mode == "colocate" and self.tensor_parallel_size == 1
+        return self.tensor_parallel_size == 1
 
     @engine_errors("it started")
     def _init_vllm(self) -> None:
@@ -83,7 +83,6 @@ class FaithfulGeneration(VLLMGeneration):
         published = vllm_generation.LLM  # pyright: ignore[reportPrivateImportUsage]
         options = self.settings.options | {"seed": self.settings.seed * 1009 + self.accelerator.process_index // self.tensor_parallel_size}
         vllm_generation.LLM = lambda **given: published(**(given | options))  # pyright: ignore
-        self.enable_sleep_mode = self.enable_sleep_mode and self.mode == "colocate"
         try:
             super()._init_vllm()
         finally:
@@ -116,8 +115,6 @@ class FaithfulGeneration(VLLMGeneration):
         TRL hands over one parameter at a time and resets the prefix cache alone; picture embeddings of the old vision tower
         stay (trl#7198).
         """
-        if self.mode == "server":
-            return super().sync_weights()
         if self.enable_sleep_mode and self._llm_weights_sleeping:
             self._wake("weights")
             self._llm_weights_sleeping = False
@@ -161,9 +158,9 @@ class FaithfulGeneration(VLLMGeneration):
                 self.sync_weights()
             self._wake("kv_cache")
         self._measure("generating")
-        moment = self.pinned or self._moment(training=profiler is not None)
-        with profiler or nullcontext(), seeded(moment), self._timed("generate"):
-            outputs = self.llm.generate(requests, sampling_params=self._sampling(group), use_tqdm=False)
+        sampling = vllm_generation.SamplingParams(**self._sampling(group))  # pyright: ignore[reportPrivateImportUsage]
+        with profiler or nullcontext(), seeded(self._moment(profiler is not None)), self._timed("generate"):
+            outputs = self.llm.generate(requests, sampling_params=sampling, use_tqdm=False)
         if self.enable_sleep_mode:
             with self._timed("sleep"):
                 self.llm.sleep(level=self.sleep_level)
@@ -178,16 +175,18 @@ class FaithfulGeneration(VLLMGeneration):
 
         Training alone brings TRL's profiler; the parity gate and evaluations are counted apart.
         """
+        if self.pinned:
+            return self.pinned
         here = (self.settings.seed, self.accelerator.process_index, self.settings.moment(), int(training))
         self._calls[here] += 1
         return *here, self._calls[here]
 
-    def _sampling(self, group: int) -> Any:
+    def _sampling(self, group: int) -> dict[str, Any]:
         given = {
             "n": group, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p or 0.0,
             "repetition_penalty": self.repetition_penalty, "max_tokens": self.max_completion_length, "logprobs": self.logprobs,
         }  # fmt: skip
-        return vllm_generation.SamplingParams(**(given | self.generation_kwargs))  # pyright: ignore[reportPrivateImportUsage]
+        return given | self.generation_kwargs
 
     def sample(self, prompts: list[list[int]], images: list[Any] | None, count: int, temperature: float) -> list[list[list[int]]]:
         """Answer prompts outside training, `count` times each, at another temperature (0 is greedy); returns token ids."""
@@ -332,10 +331,10 @@ def seeded(parts: Sequence[int]) -> Iterator[None]:
 
 
 @contextmanager
-def injected(settings: EngineSettings | None = None) -> Iterator[None]:
-    """Let a trainer that is built inside use FaithfulGeneration: TRL takes the class from this module by name."""
+def injected(settings: EngineSettings | None = None, engine: type[FaithfulGeneration] = FaithfulGeneration) -> Iterator[None]:
+    """Let a trainer that is built inside use this engine: TRL takes the class from this module by name."""
     published = grpo_trainer.VLLMGeneration  # pyright: ignore[reportPrivateImportUsage]
-    grpo_trainer.VLLMGeneration = partial(FaithfulGeneration, settings=settings)  # pyright: ignore
+    grpo_trainer.VLLMGeneration = partial(engine, settings=settings)  # pyright: ignore
     try:
         yield
     finally:

@@ -13,10 +13,13 @@ HARMLESS = [
     {"tracking": {"project": "other", "report_to": "none"}},
     {"allow_tight_memory": True},
     {"data": {"workers": 2}},
+    {"vllm_server_base_url": "http://10.0.0.2:8000"},
+    {"vllm_server_weights": "/mnt/weights"},
 ]
 TELLING = [
     {"run_id": "other"},
     {"seed": 1},
+    {"vllm_mode": "server"},
     {"learning_rate": 1e-3},
     {"model_name": "Qwen/Qwen3-VL-4B-Instruct"},
     {"dataset_split": "test"},

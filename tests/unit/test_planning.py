@@ -161,7 +161,7 @@ def test_the_highest_share_that_a_refusal_names_is_not_refused():
     "changes",
     [
         {"use_vllm": False},
-        {"trl": {"vllm_mode": "server"}},
+        {"vllm_mode": "server"},
         {"trl": {"vllm_tensor_parallel_size": 2}},
         {"trl": {"deepspeed": "zero3.json"}},
         {"model_name": "someone/else"},

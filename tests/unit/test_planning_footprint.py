@@ -125,7 +125,7 @@ def test_the_engine_is_beside_the_trainer_when_it_starts_and_generates_and_sleep
     assert awake["generate"] == asleep["generate"]
 
 
-@pytest.mark.parametrize("changes", [{"use_vllm": False}, {"trl": {"vllm_mode": "server"}}])
+@pytest.mark.parametrize("changes", [{"use_vllm": False}, {"vllm_mode": "server"}])
 def test_without_an_engine_here_no_share_is_taken(changes):
     config = documented(**changes)
     measured = footprint.measure(config, SEVEN)

@@ -20,6 +20,10 @@ CHANGES = {
     "a model of another family": ({"model_name": "stranger"}, "is of the family llama"),
     "a split that is not there": ({"evaluation": {"dataset_split": "test"}}, "no split 'test'"),
     "a data set that is not there": ({"dataset_name": "./gone"}, "there is no file or folder ./gone"),
+    "a server that is not there": (
+        {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": "http://127.0.0.1:9", "vllm_server_weights": "."},
+        "start it with: VLLM_SERVER_DEV_MODE=1 vllm serve ",
+    ),
 }
 if importlib.util.find_spec("flash_attn") is None:
     CHANGES["an attention kernel that is not installed"] = ({"attn_implementation": "flash_attention_2"}, "take auto or sdpa")

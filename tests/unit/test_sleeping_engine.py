@@ -42,7 +42,8 @@ class CountingEngine:
 def generation(monkeypatch):
     """An engine that sleeps, with the engine that only counts in place of vLLM's."""
     monkeypatch.setattr(rollouts.FaithfulGeneration, "__init__", lambda self: None)
-    monkeypatch.setattr(rollouts.FaithfulGeneration, "_sampling", lambda self, group: None)
+    monkeypatch.setattr(rollouts.FaithfulGeneration, "_sampling", lambda self, group: {})
+    monkeypatch.setattr(rollouts.vllm_generation, "SamplingParams", dict, raising=False)
     monkeypatch.setattr(rollouts.FaithfulGeneration, "_iter_named_params", lambda self: iter(()))
     generation = rollouts.FaithfulGeneration()
     processor = SimpleNamespace(image_token_id=7, video_token_id=8)

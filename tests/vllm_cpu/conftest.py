@@ -1,7 +1,7 @@
 """The real vLLM engine on a CPU, under this project's own trainer.
 
-vLLM packs linear weights for the CPU after loading and drops the originals, so nothing could be synced into them; the lane
-keeps them as they are. All else is the product: the config's `engine:` section asks for float32 and eager mode.
+The lane keeps linear weights as they are loaded (plain_weights.py). All else is the product: the config's `engine:` section
+asks for float32 and eager mode.
 """
 
 import os
@@ -13,25 +13,14 @@ os.environ |= {
 
 import gc
 import json
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image, ImageDraw
 
 vllm = pytest.importorskip("vllm", reason="the engine lane runs in an environment of its own: make test-vllm")
 
-from vllm.model_executor.layers import utils as vllm_layers
-
-
-def keep_weights(layer, remove_weight):
-    layer.cpu_linear = torch.nn.functional.linear
-
-
-for module in [vllm_layers, *sys.modules.values()]:
-    if getattr(module, "dispatch_cpu_unquantized_gemm", None) is not None:
-        module.dispatch_cpu_unquantized_gemm = keep_weights
+import plain_weights  # noqa: F401 - before anything builds an engine
 
 from demo import tiny_qwen
 from qwen_vl_grpo import assembly, dataset, hardware
@@ -112,6 +101,6 @@ def trainer_of(config_of, tmp_path):
     yield build
     for trainer, ledger in made:
         ledger.close()
-        del trainer.vllm_generation.llm
+        vars(trainer.vllm_generation).pop("llm", None)  # a server's trainer has none
     made.clear()
     gc.collect()
