@@ -16,8 +16,8 @@ import psutil
 from transformers import AutoModelForImageTextToText, TrainerCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo import config as configs
 from qwen_vl_grpo import assembly, hardware, policy, training
+from qwen_vl_grpo import config as configs
 
 
 class Turns(TrainerCallback):
