@@ -97,7 +97,7 @@ def test_a_resumed_engine_draws_with_the_seeds_of_the_uninterrupted_one(generati
     step = 0
 
     def fresh():
-        generation.settings = rollouts.EngineSettings(seed=3, moment=lambda: step)
+        generation.settings, generation.pinned = rollouts.EngineSettings(seed=3, moment=lambda: step), None
         generation.accelerator, generation._calls = SimpleNamespace(process_index=0), Counter()
 
     fresh()
