@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from qwen_vl_grpo import (
     dataset,
     evaluation,
     footprint,
+    gallery,
     hardware,
     parity,
     planning,
@@ -253,12 +255,13 @@ def _train_and_score(config: RunConfig, prepared: Prepared, trainer: VisionGRPOT
     generate = _generator(config, trainer, prepared.processor)
     metrics: dict[str, Any] = {}
 
-    def scores(samples: list[Sample]) -> dict[str, Any]:
+    def scores(samples: list[Sample], kept_as: str | None = None) -> dict[str, Any]:
         log.info("scoring %d held-out rows: greedy, and %d sampled answers each", len(samples), config.evaluation.samples)
-        return evaluation.evaluate(samples, task, functions, generate, config.evaluation.samples, config.temperature)
+        keep = partial(gallery.keep, config.run_dir, kept_as, task) if kept_as else None
+        return evaluation.evaluate(samples, task, functions, generate, config.evaluation.samples, config.temperature, keep)
 
     if held_out:
-        metrics["before"] = scores(held_out)
+        metrics["before"] = scores(held_out, "before")
         log.info("before: %s", _line(metrics["before"]))
         if config.evaluation.every:
             some = held_out[: config.evaluation.every_limit]
@@ -273,7 +276,7 @@ def _train_and_score(config: RunConfig, prepared: Prepared, trainer: VisionGRPOT
     metrics["train_seconds"] = round(time.perf_counter() - started, 1)
     metrics["last_step"] = ledger.last
     if held_out:
-        metrics["after"] = scores(held_out)
+        metrics["after"] = scores(held_out, "after")
         log.info("after: %s", _line(metrics["after"]))
         if config.evaluation.blind:
             metrics["blind"] = evaluation.blind(held_out, task, functions, generate)
