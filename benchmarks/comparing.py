@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -17,10 +18,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from PIL import Image
+
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
 
 from benchmarks import chromium  # noqa: E402 - the line above makes it importable
-from qwen_vl_grpo import registry  # noqa: E402
+from qwen_vl_grpo import gallery, registry  # noqa: E402
+from qwen_vl_grpo.interfaces import Sample, Task, Verdict  # noqa: E402
 
 PATTERN = Path(__file__).parents[1] / "docs/gpu_digits"
 
@@ -37,7 +41,11 @@ def main() -> None:
         print(f"{given.runs} runs x {given.steps:,} steps: {size / 2**20:.0f} MiB of metrics.jsonl")
         built = [build(Path(folder) / "page") for _ in range(given.rounds)]
         page = Path(folder) / "page/comparison.html"
-        print(f"built: median {statistics.median(built):.2f} s as a whole process, {min(built):.2f} to {max(built):.2f} (n {given.rounds})")
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = (spent.ru_utime + spent.ru_stime) / given.rounds
+        print(
+            f"built: median {statistics.median(built):.2f} s as a whole process, {min(built):.2f} to {max(built):.2f}; {cpu:.2f} s of CPU"
+        )
         print(f"page: {page.stat().st_size / 2**20:.2f} MiB")
         if chromium.installed() is None:
             print("opening: not measured, for this machine has no Chromium (apt-get install chromium)")
@@ -49,11 +57,17 @@ def main() -> None:
 
 
 def write(folder: Path, runs: int, steps: int) -> int:
-    """Runs with every metric of a real one, and curves that climb with noise; returns the bytes of metrics."""
+    """Runs with every metric of a real one, curves that climb with noise, and 2 x 16 answers; returns the bytes of metrics."""
     card = registry.read(PATTERN)
     rows = [json.loads(line) for line in (PATTERN / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     row = next(row for row in rows if "reward" in row)
     draw, size = random.Random(0), 0
+    said = Task("visual_reasoning", "", (), read_row=lambda *_: samples[0], judge=lambda *_: Verdict(True, True))
+    pictures = [
+        Image.frombytes("RGB", (16, 12), draw.randbytes(576)).resize((640, 480), Image.Resampling.BICUBIC) for _ in range(gallery.KEPT)
+    ]
+    samples = [Sample(str(place), [{"role": "user", "content": "What?"}], [picture], "4") for place, picture in enumerate(pictures)]
+    completions = [["The bar on the left is higher. " * 60] for _ in samples]
     for number in range(runs):
         run_dir = folder / f"run-{number}"
         run_dir.mkdir(parents=True)
@@ -68,6 +82,8 @@ def write(folder: Path, runs: int, steps: int) -> int:
                     + "\n"
                 )
         config = card.config | {"seed": number, "learning_rate": 1e-5 * (1 + number % 3)}
+        gallery.keep(run_dir, "before", said, samples, completions)
+        gallery.keep(run_dir, "after", said, samples, completions)
         registry.write(card.model_copy(update={"run_id": run_dir.name, "config": config}), run_dir)
     return size
 

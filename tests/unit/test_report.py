@@ -220,6 +220,11 @@ def test_answers_to_the_same_question_stand_together_and_others_are_counted(keep
     assert "No question was answered by two of these runs" in compare("b", "c")[0]
 
 
+def test_a_long_completion_is_cut_and_says_so(keep, compare):
+    keep("a", completion="x" * 5000)
+    assert "x" * 4000 + "\n… and 1,000 characters more, in answers.jsonl</pre>" in compare("a")[0]
+
+
 @pytest.mark.parametrize("name", ["../../secret.png", "/etc/hostname", "answers/../run.json", "answers/0123456789abcdef.svg", 7], ids=str)
 def test_a_picture_outside_the_gallery_is_not_read(keep, compare, name):
     folder = keep("a")

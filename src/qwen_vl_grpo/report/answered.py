@@ -14,6 +14,8 @@ from qwen_vl_grpo.report.tables import Run, at, text
 
 SHOWN = 24
 """Questions on a page at most."""
+LONGEST = 4000
+"""Characters of a completion on a page at most."""
 PICTURE = re.compile(r"answers/[0-9a-f]{16}\.(png|jpeg)")
 """The names that the gallery gives; a card from elsewhere may name no other file of this machine."""
 
@@ -69,9 +71,10 @@ def side_by_side(runs: Sequence[Run]) -> tuple[list[Item], str]:
 
 
 def _answer(kept: dict[str, Any]) -> Answer:
-    completion = kept["completion"]
+    completion: str = kept["completion"]
+    shown = completion[:LONGEST] + f"\n… and {len(completion) - LONGEST:,} characters more, in answers.jsonl" * (len(completion) > LONGEST)
     verdict = "right" if kept.get("correct") is True else "wrong" if kept.get("format") is True else "not well-formed"
-    return Answer(answers.parts(completion)[1], completion, verdict)
+    return Answer(answers.parts(completion)[1], shown, verdict)
 
 
 def _pictures(folder: Path, names: Any) -> tuple[list[str], list[str]]:
