@@ -14,12 +14,13 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from qwen_vl_grpo import __version__
+from qwen_vl_grpo import __version__, cli_compare
 from qwen_vl_grpo.errors import DataError, GrpoError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 runs_app = typer.Typer(rich_markup_mode=None, help="List runs, show one, or find runs that were moved.")
 app.add_typer(runs_app, name="runs")
+app.command()(cli_compare.compare)
 
 RunId = Annotated[str, typer.Option("--run_id", help="The run that answers.")]
 Config = Annotated[str, typer.Argument(help="The run's YAML file.", metavar="CONFIG")]

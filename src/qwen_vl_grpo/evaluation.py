@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,20 @@ Scores = dict[str, Any]
 
 
 def evaluate(
-    samples: Sequence[Sample], task: Task, rewards: Sequence[RewardFunction], generate: Generate, count: int, temperature: float
+    samples: Sequence[Sample],
+    task: Task,
+    rewards: Sequence[RewardFunction],
+    generate: Generate,
+    count: int,
+    temperature: float,
+    keep: Callable[[Sequence[Sample], Sequence[Sequence[str]]], None] | None = None,
 ) -> dict[str, Scores]:
-    """Score one greedy and `count` sampled completions for each sample."""
+    """Score one greedy and `count` sampled completions for each sample; `keep` gets the samples and the greedy ones."""
+    greedy = generate(samples, 1, 0.0)
+    if keep is not None:
+        keep(samples, greedy)
     return {
-        "greedy": score(samples, generate(samples, 1, 0.0), task, rewards),
+        "greedy": score(samples, greedy, task, rewards),
         "sampled": score(samples, generate(samples, count, temperature), task, rewards),
     }
 

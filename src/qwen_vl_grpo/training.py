@@ -6,6 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from qwen_vl_grpo import (
     checkpoints,
     dataset,
     evaluation,
+    gallery,
     hardware,
     parity,
     policy,
@@ -104,13 +106,14 @@ def _train_and_score(
     generate = _generator(config, trainer, prepared.processor)
     metrics = card.metrics
 
-    def scores(samples: list[Sample]) -> dict[str, Any]:
+    def scores(samples: list[Sample], kept_as: str | None = None) -> dict[str, Any]:
         log.info("scoring %d held-out rows: greedy, and %d sampled answers each", len(samples), config.evaluation.samples)
-        return evaluation.evaluate(samples, task, functions, generate, config.evaluation.samples, config.temperature)
+        keep = partial(gallery.keep, config.run_dir, kept_as, task) if kept_as else None
+        return evaluation.evaluate(samples, task, functions, generate, config.evaluation.samples, config.temperature, keep)
 
     if held_out:
         if "before" not in metrics:
-            metrics["before"] = scores(held_out)
+            metrics["before"] = scores(held_out, "before")
             registry.write(card, config.run_dir)
         log.info("before: %s", _line(metrics["before"]))
         if config.evaluation.every:
@@ -129,7 +132,7 @@ def _train_and_score(
     metrics["train_seconds"] = round(time.perf_counter() - started, 1)
     metrics["last_step"] = ledger.last
     if held_out:
-        metrics["after"] = scores(held_out)
+        metrics["after"] = scores(held_out, "after")
         log.info("after: %s", _line(metrics["after"]))
         if config.evaluation.blind:
             metrics["blind"] = evaluation.blind(held_out, task, functions, generate)

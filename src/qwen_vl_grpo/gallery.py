@@ -1,0 +1,76 @@
+"""A run's answers to a few held-out questions, kept with their pictures so that people can read them years later.
+
+The questions are the first of the held-out rows, so nobody chose them, and runs that hold out the same rows kept the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from qwen_vl_grpo.interfaces import Sample, Task
+
+KEPT = 16
+"""Questions a run keeps answers to."""
+LONGEST_SIDE = 512
+"""Pixels of a kept picture's longest side: enough to read a chart, and not a copy of the data."""
+
+
+def keep(run_dir: Path, when: str, task: Task, samples: Sequence[Sample], completions: Sequence[Sequence[str]]) -> None:
+    """Add the first completion of each of the first samples, under `when`, to answers.jsonl in the run's folder.
+
+    One line a question: place (among the held-out rows), id, question, gold, pictures (files in answers/), and for each `when`
+    completion, format and correct.
+    """
+    earlier = {item["place"]: item for item in read(run_dir)[0]}
+    lines = []
+    for place, (sample, texts) in enumerate(zip(samples[:KEPT], completions, strict=False)):
+        verdict = task.judge(texts[0], sample)
+        item = earlier.get(place) or {
+            "place": place,
+            "id": sample.id,
+            "question": "\n".join(turn["content"] for turn in sample.prompt if turn["role"] == "user" and isinstance(turn["content"], str)),
+            "gold": sample.answer,
+            "pictures": [_keep_picture(run_dir, image) for image in sample.images],
+        }
+        lines.append(item | {when: {"completion": texts[0], "format": verdict.format, "correct": verdict.correct}})
+    beside = run_dir / f".answers.jsonl.{os.getpid()}"
+    beside.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    os.replace(beside, run_dir / "answers.jsonl")
+
+
+def read(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
+    """The kept answers of a run, in the order of the held-out rows, and how many lines could not be read."""
+    try:
+        lines = (run_dir / "answers.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return [], 0
+    items = []
+    for line in lines:
+        try:
+            item = json.loads(line)
+            if isinstance(item["place"], int) and isinstance(item["question"], str):
+                items.append(item)
+        except (ValueError, KeyError, TypeError):
+            continue
+    return items, len(lines) - len(items)
+
+
+def _keep_picture(run_dir: Path, image: Any) -> str:
+    """Write a small copy under the hash of its bytes: PNG while that is small, as drawings are, else JPEG."""
+    image = image.convert("RGB")
+    image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+    for kind, options in (("PNG", {"optimize": True}), ("JPEG", {"quality": 85})):
+        file = io.BytesIO()
+        image.save(file, kind, **options)
+        if file.tell() < 40_000:
+            break
+    name = f"answers/{hashlib.sha256(file.getvalue()).hexdigest()[:16]}.{kind.lower()}"
+    (run_dir / "answers").mkdir(exist_ok=True)
+    (run_dir / name).write_bytes(file.getvalue())
+    return name

@@ -1,0 +1,92 @@
+"""What the runs answered to the same held-out questions, side by side."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qwen_vl_grpo import answers
+from qwen_vl_grpo.report.tables import Run, at, text
+
+SHOWN = 24
+"""Questions on a page at most."""
+LONGEST = 4000
+"""Characters of a completion on a page at most."""
+PICTURE = re.compile(r"answers/[0-9a-f]{16}\.(png|jpeg)")
+"""The names that the gallery gives; a card from elsewhere may name no other file of this machine."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One completion, split for reading; `verdict` is the judge's at the time."""
+
+    answer: str
+    completion: str
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question with its pictures as data URIs, and the number of each run that answered it -> its answers."""
+
+    id: str
+    question: str
+    gold: str
+    pictures: list[str]
+    missing: list[str]
+    """Pictures that are not there any more."""
+    answers: dict[int, dict[str, Answer]] = field(default_factory=dict)
+    """Number of the run -> before, after."""
+
+
+def side_by_side(runs: Sequence[Run]) -> tuple[list[Item], str]:
+    """The questions that most runs answered, in the order of the held-out rows, and a sentence on what is left out.
+
+    Two runs answered the same question if data set, part, id (or place), question and gold answer are the same.
+    """
+    items: dict[tuple[str, ...], Item] = {}
+    for index, run in enumerate(runs):
+        data = [text(run.card.dataset.get(key)) for key in ("name", "held_out")]
+        for kept in run.answers:
+            name = text(kept.get("id") or kept["place"])
+            question, gold = kept["question"], text(kept.get("gold", ""))
+            key = (*data, name, question, gold)
+            if key not in items:
+                items[key] = Item(name, question, gold, *_pictures(run.folder, kept.get("pictures")))
+            given = {when: _answer(kept[when]) for when in ("before", "after") if isinstance(at(kept, when, "completion"), str)}
+            items[key].answers[index] = given
+    most = max((len(item.answers) for item in items.values()), default=0)
+    if not items:
+        return [], "None of these runs kept answers; runs that are evaluated keep them from now on."
+    shown = [item for item in items.values() if len(item.answers) == most][:SHOWN]
+    left = len(items) - len(shown)
+    said = f"{left} questions that fewer runs answered are left out. " * bool(left)
+    if most < 2 <= len(runs):
+        said += "No question was answered by two of these runs: they were scored on different rows."
+    return shown, said.strip()
+
+
+def _answer(kept: dict[str, Any]) -> Answer:
+    completion: str = kept["completion"]
+    shown = completion[:LONGEST] + f"\n… and {len(completion) - LONGEST:,} characters more, in answers.jsonl" * (len(completion) > LONGEST)
+    verdict = "right" if kept.get("correct") is True else "wrong" if kept.get("format") is True else "not well-formed"
+    return Answer(answers.parts(completion)[1], shown, verdict)
+
+
+def _pictures(folder: Path, names: Any) -> tuple[list[str], list[str]]:
+    shown, missing = [], []
+    for name in names if isinstance(names, list) else []:
+        kind = PICTURE.fullmatch(name) if isinstance(name, str) else None
+        try:
+            content = (folder / name).read_bytes() if kind else b""
+        except OSError:
+            content = b""
+        if kind and content:
+            shown.append(f"data:image/{kind.group(1)};base64,{base64.b64encode(content).decode()}")
+        else:
+            missing.append(text(name))
+    return shown, missing
