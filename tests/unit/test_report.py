@@ -127,9 +127,17 @@ def test_lines_and_values_that_cannot_be_read_are_counted_and_passed_over(keep, 
         file.write("[]\n")
     page, _, rows = compare("a")
     assert "1 lines of metrics.jsonl could not be read" in page
-    assert "1 values in metrics.jsonl were no finite number" in page
+    assert "1 values in metrics.jsonl were no number that can be drawn" in page
     assert "1 lines of answers.jsonl could not be read" in page
     assert (rows[0]["reward: first"], rows[0]["reward: last"]) == ("1.0", "2.0")
+
+
+@pytest.mark.parametrize("values", [[1e308, 1e308], [-1e99, 1e99], [5e-324, 1e-323], [10**400, True], [1e15, 1e15 + 1], [0, -0.0]], ids=str)
+def test_values_of_any_size_are_drawn_or_counted(keep, compare, values):
+    keep("a", metrics=[{"step": 10**12 * step, "reward": value, "num_tokens": value, "time": value} for step, value in enumerate(values)])
+    page = compare("a")[0]
+    assert 'svg class="chart' in page or "no number that can be drawn" in page
+    assert "nan" not in page.split("<main>")[1] and ">inf" not in page
 
 
 def test_joining_keeps_every_extreme_and_the_mean():

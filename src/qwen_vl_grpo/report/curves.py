@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,9 @@ PANELS = (
 
 SHARES = ("eval/greedy/correct", "eval/sampled/correct", "rollouts/effective_sample_size", "groups/without_spread")
 """Drawn from 0 to 1 whatever their values, for a dip from 1 to 0.9999 is none."""
+
+LARGEST = 1e100
+"""Beyond it, as for NaN, a value counts as no number: sums and axes of it would not be finite."""
 
 OLDER = {"sampling/sampling_logp_difference/mean": "rollouts/logp_difference/mean", "frac_reward_zero_std": "groups/without_spread"}
 """What older runs call the same figure."""
@@ -85,7 +87,7 @@ def read(path: Path) -> History:
                     drawn[keys] = [(key, *points.setdefault(name, ([], []))) for key, name in _wanted(keys)]
                 for key, steps, values in drawn[keys]:
                     value = row[key]
-                    if not isinstance(value, (int, float)) or not math.isfinite(value):
+                    if not isinstance(value, (int, float)) or not abs(value) < LARGEST:
                         lost += 1
                         continue
                     while steps and steps[-1] >= step:
@@ -94,8 +96,8 @@ def read(path: Path) -> History:
                     steps.append(step)
                     values.append(value)
                 told.last_step = step
-                told.tokens = _number(row.get("num_tokens")) or told.tokens
-                if (moment := _number(row.get("time"))) is not None:
+                told.tokens = number(row.get("num_tokens")) or told.tokens
+                if (moment := number(row.get("time"))) is not None:
                     clock[1:] = [moment]
     except OSError:
         told.notes.append("has no metrics.jsonl, so no curves and no count of tokens")
@@ -105,7 +107,7 @@ def read(path: Path) -> History:
     if broken:
         told.notes.append(f"{broken} lines of metrics.jsonl could not be read and were passed over")
     if lost:
-        told.notes.append(f"{lost} values in metrics.jsonl were no finite number and were left out")
+        told.notes.append(f"{lost} values in metrics.jsonl were no number that can be drawn and were left out")
     if not told.curves:
         told.notes.append("metrics.jsonl holds none of the metrics that are drawn")
     return told
@@ -133,5 +135,6 @@ def _wanted(keys: Sequence[str]) -> list[tuple[str, str]]:
     return [(key, name) for name, key in found.items()]
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+def number(value: Any) -> float | None:
+    """The value if it is a number that can be drawn, else None."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < LARGEST else None

@@ -76,7 +76,8 @@ def axis(low: float, high: float, whole: bool = False) -> tuple[float, float, li
     """
     if low >= 0 and low < 0.5 * high:
         low = 0.0
-    span = high - low or abs(high) or 1.0
+    size = max(abs(low), abs(high), 1e-12)
+    span = high - low if high - low > 1e-6 * size else max(size, 1.0)  # a constant is a line and no noise
     step = 10 ** math.floor(math.log10(span / 4))
     step *= next(times for times in (1, 2, 5, 10) if span / (step * times) <= 5)
     step = max(1.0, step) if whole else step

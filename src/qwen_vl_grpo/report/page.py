@@ -46,6 +46,7 @@ def page(told: Comparison) -> str:
         official=any(score.official != (None, None) for score in told.scores),
         panels=panels,
         joined=told.joined,
+        bands=any(curve.count > len(curve.values) for run in told.runs for curve in run.history.curves.values()),
         cost_columns=columns,
         costs=[[wording.figure(cost[name]) for name in columns] for cost in told.costs],
         numeric=[place for place, name in enumerate(columns) if name not in ("measured by", "hardware")],

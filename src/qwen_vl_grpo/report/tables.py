@@ -75,10 +75,11 @@ def gather(card: RunCard, folder: Path) -> Run:
         notes.append(f"{broken} lines of answers.jsonl could not be read and were passed over")
     if not answers:
         notes.append("kept no answers to held-out questions")
-    if not scores([Run(card, folder, history, answers, [])]):
+    run = Run(card, folder, history, answers, notes)
+    if not scores([run]):
         notes.append("has no scores in its card")
     notes += [f"alarm {alarm.get('name')}, from step {alarm.get('first_step')}: {alarm.get('text')}" for alarm in card.alarms]
-    return Run(card, folder, history, answers, notes)
+    return run
 
 
 def scores(runs: Sequence[Run]) -> list[Score]:
@@ -185,15 +186,13 @@ def at(tree: Any, *path: str) -> Any:
 
 
 def number(tree: Any, *path: str) -> float | None:
-    value = at(tree, *path)
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    return curves.number(at(tree, *path))
 
 
 def interval(scored: Any) -> tuple[float, float] | None:
     ends = at(scored, "interval")
-    if isinstance(ends, list | tuple) and len(ends) == 2 and all(isinstance(end, int | float) for end in ends):
-        return float(ends[0]), float(ends[1])
-    return None
+    low, high = map(curves.number, ends) if isinstance(ends, list | tuple) and len(ends) == 2 else (None, None)
+    return None if low is None or high is None else (low, high)
 
 
 def text(value: Any) -> str:
