@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from pathlib import Path
@@ -68,34 +69,56 @@ def infer(
     runs = [loading.load(card, run_dir) for card, run_dir in found]
     how = answering.How(system_prompt, max_new_tokens, temperature, allow_private_urls, backend, batch_size)
     if batch is None:
-        _print_answers(_one(runs, asked.items, how), as_json)
+        _one(runs, asked.items, how, as_json)
     else:
         _many(runs, asked, how, batch, output, retry_errors)
 
 
-def _one(runs: Any, asked: list[Item], how: Any) -> list[Record]:
-    """Answer one question anew, whatever was asked before, and keep the records."""
+def serve(
+    run_ids: Annotated[list[str], typer.Argument(help="The runs that answer, each a model of the server; they share one base.")],
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on 127.0.0.1.")] = 8000,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Serve runs as models of an OpenAI-compatible vLLM server on 127.0.0.1, with a key."""
+    from qwen_vl_grpo import hardware, registry
+
+    found = registry.select(",".join(run_ids))
+    for card, run_dir in found:
+        registry.checkpoint_folder(card, run_dir)
+    hardware.quiet_libraries()
+    _show_log()
+    from qwen_vl_grpo import loading, serving
+
+    serving.refuse_unsafe(os.environ)
+    command = serving.command([loading.load(card, run_dir) for card, run_dir in found], port)
+    environment, key = serving.environment(os.environ)
+    print(f"http://127.0.0.1:{port}/v1, models: {', '.join(card.run_id for card, _ in found)}", file=sys.stderr)
+    print(f"key: in {key}" if key else "key: that of VLLM_API_KEY", file=sys.stderr)
+    print("pictures come as data: URLs; a run's system prompt (grpo runs show RUN_ID) is the client's to send", file=sys.stderr, flush=True)
+    os.execve(command[0], command, environment)  # noqa: S606 - an argument list of our own
+
+
+def _one(runs: Any, asked: list[Item], how: Any, as_json: bool) -> None:
+    """Answer one question anew, whatever was asked before: one run's answer alone on stdout, several runs' under their ids."""
     from qwen_vl_grpo import answering, journal
 
-    records = list(answering.ask(runs, asked, how))
+    loads: list[float] = []
+    records = list(answering.ask(runs, asked, how, loaded=loads.append))
     for record in records:
         if record["error"]:
             raise DataError(record["error"])
     journal.keep("prompts.jsonl", records)
-    return records
-
-
-def _print_answers(records: list[Record], as_json: bool) -> None:
-    """One run's answer alone on stdout; of several runs, one after the other under their ids."""
     if as_json:
         print(json.dumps(records if len(records) > 1 else records[0], indent=2))
         return
     for record in records:
         if len(records) > 1:
-            print(f"[{record['run_id']}]")
-        print(record["answer"])
+            print(f"[{record['run_id']}]", flush=True)
+        print(record["answer"], flush=True)
         if record["reasoning"]:
-            print(f"{record['run_id']}: reasoning: {record['reasoning']}", file=sys.stderr)
+            print(f"reasoning: {record['reasoning']}", file=sys.stderr)
+    names, seconds = ", ".join(record["run_id"] for record in records), sum(record["seconds"] for record in records)
+    print(f"{names}: loaded in {sum(loads):.2f} s, answered in {seconds:.2f} s", file=sys.stderr)
 
 
 def _many(runs: Any, asked: Batch, how: Any, source: str, output: Path | None, retry_errors: bool) -> None:

@@ -21,6 +21,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 runs_app = typer.Typer(rich_markup_mode=None, help="List runs, show one, or find runs that were moved.")
 app.add_typer(runs_app, name="runs")
 app.command()(answering_commands.infer)
+app.command()(answering_commands.serve)
 
 Config = Annotated[str, typer.Argument(help="The run's YAML file.", metavar="CONFIG")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set data.workers=4. Repeatable.")]

@@ -18,7 +18,7 @@ def test_the_answer_stands_alone_on_stdout_and_is_that_of_the_record(workshop, f
     assert record["answer"] in record["completion"]
     assert (record["backend"], record["error"], len(record["sha"]), len(record["image_sha256"])) == ("transformers", None, 64, 1)
     assert record["completion_tokens"] <= record["max_new_tokens"]
-    assert "1 run loaded in" in plain.stderr
+    assert f"{finished}: loaded in" in plain.stderr
     kept = (workshop.folder / "home/inference/prompts.jsonl").read_text().splitlines()
     assert json.loads(kept[-1]) == record
 
