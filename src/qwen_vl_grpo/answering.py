@@ -1,20 +1,39 @@
-"""Completions from a policy: for the evaluator, and for a person who knows only a run_id."""
+"""Completions from a policy: for the evaluator, and for a person who knows only a run_id.
+
+The story of `ask`: runs are grouped by the base they stand on, one backend is started for each base with every adapter in it, each
+adapter is seen to work, and then every question that has no answer yet is put to every run of the group.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import json
+import logging
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
+from PIL import Image
 
-from qwen_vl_grpo import answers, dataset, policy, registry
-from qwen_vl_grpo.config import RunConfig
-from qwen_vl_grpo.errors import RegistryError
-from qwen_vl_grpo.interfaces import Generate, RunCard, Sample
-from qwen_vl_grpo.rollouts import vision_token_ids
-from qwen_vl_grpo.tasks.visual_reasoning import open_picture
+from qwen_vl_grpo import answers, dataset, fetching, hardware, loading, registry
+from qwen_vl_grpo.errors import DataError, HardwareError
+from qwen_vl_grpo.interfaces import Generate, Sample
+from qwen_vl_grpo.items import Item
+from qwen_vl_grpo.journal import Key, Record
+from qwen_vl_grpo.loading import Completion, Question, RunPolicy
+from qwen_vl_grpo.transformers_backend import TransformersBackend, sampled
+
+log = logging.getLogger("qwen_vl_grpo")
+
+AHEAD = 16
+"""Questions whose pictures are fetched while others are answered."""
+BackendName = Literal["auto", "vllm", "transformers"]
 
 
 def with_transformers(model: Any, processor: Any, max_new_tokens: int, batch_size: int, seed: int, show: bool = True) -> Generate:
@@ -22,25 +41,17 @@ def with_transformers(model: Any, processor: Any, max_new_tokens: int, batch_siz
 
     The ids that end an answer are those of TRL's rollouts: the trainer adds the tokenizer's to the model's only when it starts.
     """
-
-    own = model.generation_config.eos_token_id
-    ends = sorted({processor.tokenizer.eos_token_id, *(own if isinstance(own, list) else [own] if own is not None else [])})
+    ends = loading.ending_ids(processor, model.generation_config.eos_token_id)
 
     def generate(samples: Sequence[Sample], count: int, temperature: float) -> list[list[str]]:
-        sampling: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-        if temperature:
-            sampling = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0, "num_return_sequences": count}
         results: list[list[str]] = []
         batches = range(0, len(samples), max(1, batch_size // count))
-        with torch.random.fork_rng(), evaluating(model):
+        with torch.random.fork_rng():
             torch.manual_seed(seed)
             for start in progress(batches, "answering", show and len(batches) > 2):
-                encoded = policy.encode(processor, samples[start : start + batches.step]).to(model.device)
-                ids = model.generate(
-                    **encoded, **sampling, max_new_tokens=max_new_tokens, suppress_tokens=vision_token_ids(processor),
-                    eos_token_id=ends, pad_token_id=processor.tokenizer.pad_token_id,
-                )  # fmt: skip
-                texts = processor.batch_decode(ids[:, encoded["input_ids"].shape[1] :], skip_special_tokens=True)
+                part = samples[start : start + batches.step]
+                ids, _ = sampled(model, processor, part, count, temperature, max_new_tokens, ends)
+                texts = processor.batch_decode(ids, skip_special_tokens=True)
                 results += [texts[i : i + count] for i in range(0, len(texts), count)]
         return results
 
@@ -53,75 +64,161 @@ def progress(items: Any, what: str, show: bool) -> Any:
     return track(items, what, disable=not show, transient=True)
 
 
-class evaluating:
-    """Put a model into evaluation mode without gradients, and back as it was."""
+@dataclass(frozen=True)
+class How:
+    """What a person may say beside the question."""
 
-    def __init__(self, model: Any):
-        self.model = model
-
-    def __enter__(self) -> None:
-        self.was_training = self.model.training
-        self.model.eval()
-        self.no_grad = torch.no_grad()
-        self.no_grad.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self.no_grad.__exit__(*error)
-        self.model.train(self.was_training)
+    system_prompt: str | None = None
+    """None takes each run's own."""
+    max_new_tokens: int | None = None
+    temperature: float = 0.0
+    allow_private_urls: bool = False
+    backend: BackendName = "auto"
+    batch_size: int = 8
+    """Answers that transformers writes at once."""
 
 
-def load_run(card: RunCard, run_dir: Path) -> tuple[Any, Any, RunConfig]:
-    """Load a run's policy, processor and config; raises RegistryError if its files are not those of the card."""
-    folder = registry.checkpoint_folder(card, run_dir)
-    registry.verify_files(card, run_dir)
-    config = RunConfig.model_validate(card.config)
-    processor = policy.load_processor(config, str(folder))
-    if not (folder / "adapter_config.json").is_file():
-        return policy.load_model(config, str(folder)), processor, config
-    from peft import PeftModel
+def ask(
+    runs: Sequence[RunPolicy], items: Sequence[Item], how: How, answered: Container[Key] = (), loaded: Callable[[float], object] = float
+) -> Iterator[Record]:
+    """Put every item to every run and give each record as it is there, except those whose key is in `answered`.
 
-    base = policy.load_model(config, str(run_dir / "warmup") if config.warmup else None)
-    model = PeftModel.from_pretrained(base, str(folder))
-    if not any(weight.abs().max() > 0 for name, weight in model.named_parameters() if "lora_B" in name):
-        raise RegistryError(f"run_id {card.run_id}: its adapter is all zeros, so its answers would be the base model's")
-    return model, processor, config
-
-
-def infer(
-    run_id: str,
-    prompt: str,
-    image_paths: Sequence[str],
-    system_prompt: str | None = None,
-    max_new_tokens: int | None = None,
-    temperature: float = 0.0,
-) -> dict[str, Any]:
-    """Answer one question with a run's policy; returns the whole record.
-
-    The run's own system prompt, chat template and pixel limits are used. Raises RegistryError (no such run, changed files)
-    and DataError (a picture that cannot be opened).
+    Raises RegistryError before the first answer of a base if an adapter on it is not in use. What is wrong with an item alone
+    becomes the `error` of its record. `loaded` gets the seconds that each base took to load.
     """
-    card, run_dir = registry.resolve(run_id)
-    images = [open_picture(path) for path in image_paths]
-    started = time.perf_counter()
-    model, processor, config = load_run(card, run_dir)
-    loaded = time.perf_counter()
-    system = card.system_prompt if system_prompt is None else system_prompt
-    sample = Sample(
-        "0", [{"role": "system", "content": system}, {"role": "user", "content": prompt}],
-        [dataset.fit(image, processor, config) for image in images], "",
-    )  # fmt: skip
-    generate = with_transformers(model, processor, max_new_tokens or config.max_completion_length, 1, config.seed, show=False)
-    completion = generate([sample], 1, temperature)[0][0]
-    reasoning, answer = answers.parts(completion)
+    backend_name = choose_backend(how.backend)
+    for group in loading.groups(runs):
+        wanted = [item for item in items if any(key_of(run, item, how) not in answered for run in group)]
+        if not wanted:
+            continue
+        started = time.perf_counter()
+        with closing(_start(backend_name, group, wanted, how)) as backend:
+            effects = {run: round(backend.check(run, canary(run)), 6) for run in group if run.has_adapter}
+            for run, moved in effects.items():
+                log.info("%s: its adapter moves a canary's log-probabilities by %.2g", run.run_id, moved)
+            log.info(
+                "%s: %d run%s loaded in %.1f s", backend.name, len(group), "s" * (len(group) > 1), seconds := time.perf_counter() - started
+            )
+            loaded(seconds)
+            yield from _answers(backend, group, wanted, how, answered)
+
+
+def choose_backend(asked: BackendName) -> str:
+    """vLLM on a GPU where it is installed, else transformers; raises HardwareError if vLLM is asked for and not there."""
+    installed = importlib.util.find_spec("vllm") is not None
+    if asked == "vllm" and not installed:
+        raise HardwareError("--backend vllm: vLLM is not installed here; take --backend transformers, or a container that has it")
+    if asked == "auto":
+        return "vllm" if installed and hardware.detect().accelerated else "transformers"
+    return asked
+
+
+def key_of(run: RunPolicy, item: Item, how: How) -> Key:
+    """What makes an answer the same answer: the run, its weights, the item, and everything that was asked."""
+    asked = [
+        _system(run, how), item.messages, item.images, item.max_new_tokens or how.max_new_tokens,
+        how.temperature if item.temperature is None else item.temperature, item.error,
+    ]  # fmt: skip
+    return run.run_id, run.sha, item.id, hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+
+
+def canary(run: RunPolicy) -> Question:
+    """A question with a picture that no one asked, to see whether an adapter changes anything."""
+    picture = Image.linear_gradient("L").resize((112, 112)).convert("RGB")
+    chat = [{"role": "system", "content": run.card.system_prompt}, {"role": "user", "content": "What is this?"}]
+    return Question(run, Sample("canary", chat, [dataset.fit(picture, run.processor, run.config)], ""), 1, 0.0)
+
+
+def _system(run: RunPolicy, how: How) -> str:
+    return run.card.system_prompt if how.system_prompt is None else how.system_prompt
+
+
+def _start(name: str, group: Sequence[RunPolicy], items: Sequence[Item], how: How) -> Any:
+    if name == "transformers":
+        return TransformersBackend(group, how.batch_size)
+    from qwen_vl_grpo.vllm_backend import VllmBackend
+
+    return VllmBackend(group, max(len(item.images) for item in items))
+
+
+def _answers(backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], how: How, answered: Container[Key]) -> Iterator[Record]:
+    """Records of one group: pictures are fetched ahead, items at fault are told between the answers."""
+    at_fault: deque[Record] = deque()
+    asked: dict[int, tuple[Item, list[str], float]] = {}
+
+    def questions() -> Iterator[Question]:
+        for item, opened in _ahead(lambda item: _open(item, how), items):
+            for run in group:
+                if key_of(run, item, how) in answered:
+                    continue
+                try:
+                    if isinstance(opened, DataError):
+                        raise opened
+                    question = _question(run, item, [picture.image for picture in opened], how, backend.context)
+                except DataError as error:
+                    at_fault.append(_record(run, item, how, backend.name) | {"error": str(error)})
+                    continue
+                asked[id(question)] = item, [picture.sha256 for picture in opened], time.perf_counter()
+                yield question
+
+    for question, completion in backend.answer(questions()):
+        while at_fault:
+            yield at_fault.popleft()
+        item, hashes, since = asked.pop(id(question))
+        yield _record(question.run, item, how, backend.name) | _told(question, completion, hashes, time.perf_counter() - since)
+    yield from at_fault
+
+
+def _open(item: Item, how: How) -> list[fetching.Picture] | DataError:
+    try:
+        if item.error:
+            raise DataError(item.error)
+        return item.opened or [fetching.picture(source, item.folder, how.allow_private_urls) for source in item.images]
+    except DataError as error:
+        return error
+
+
+def _question(run: RunPolicy, item: Item, images: Sequence[Image.Image], how: How, context: int) -> Question:
+    own_system = item.messages[0]["role"] == "system"
+    chat = item.messages if own_system else [{"role": "system", "content": _system(run, how)}, *item.messages]
+    sample = Sample(item.id, chat, [dataset.fit(image, run.processor, run.config) for image in images], "")
+    longest = item.max_new_tokens or how.max_new_tokens or run.config.max_completion_length
+    length = len(loading.prompt_ids(run.processor, sample))
+    if length + longest > context:
+        raise DataError(f"prompt and answer need {length + longest} tokens and the context holds {context}; lower --max_new_tokens")
+    return Question(run, sample, longest, how.temperature if item.temperature is None else item.temperature)
+
+
+def _record(run: RunPolicy, item: Item, how: How, backend: str) -> Record:
+    """What is known before an answer is there."""
+    run_id, sha, name, asked = key_of(run, item, how)
     return {
-        "run_id": run_id,
-        "prompt": prompt,
-        "images": list(image_paths),
-        "answer": answer,
-        "reasoning": reasoning,
-        "completion": completion,
-        "well_formed": answers.strict_answer(completion) is not None,
-        "checkpoint_sha256": card.checkpoint_files,
-        "load_seconds": round(loaded - started, 2),
-        "answer_seconds": round(time.perf_counter() - loaded, 2),
-    }
+        "run_id": run_id, "sha": sha, "item": name, "asked": asked, "prompt": item.prompt,
+        "images": [fetching.shown(source) for source in item.images], "base_model": run.card.base_model, "backend": backend,
+        "time": registry.now(), "error": None,
+    }  # fmt: skip
+
+
+def _told(question: Question, completion: Completion, hashes: list[str], seconds: float) -> Record:
+    text = question.run.processor.decode(completion.token_ids, skip_special_tokens=True)
+    reasoning, answer = answers.parts(text)
+    return {
+        "answer": answer, "reasoning": reasoning, "completion": text, "well_formed": answers.strict_answer(text) is not None,
+        "finish_reason": completion.finish_reason, "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": len(completion.token_ids), "image_sha256": hashes, "temperature": question.temperature,
+        "max_new_tokens": question.max_new_tokens, "seed": question.run.config.seed if question.temperature else None,
+        "seconds": round(seconds, 3),
+    }  # fmt: skip
+
+
+def _ahead(work: Callable[[Item], Any], items: Sequence[Item]) -> Iterator[tuple[Item, Any]]:
+    """Each item with what `work` made of it, a few of them worked on by threads before they are asked for."""
+    with ThreadPoolExecutor(8) as pool:
+        left, waiting = iter(items), deque()
+        for item in left:
+            waiting.append((item, pool.submit(work, item)))
+            if len(waiting) >= AHEAD:
+                first, made = waiting.popleft()
+                yield first, made.result()
+        for first, made in waiting:
+            yield first, made.result()

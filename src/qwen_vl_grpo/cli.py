@@ -14,15 +14,16 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from qwen_vl_grpo import __version__, cli_compare
-from qwen_vl_grpo.errors import DataError, GrpoError
+from qwen_vl_grpo import __version__, cli_compare, cli_infer
+from qwen_vl_grpo.errors import GrpoError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 runs_app = typer.Typer(rich_markup_mode=None, help="List runs, show one, or find runs that were moved.")
 app.add_typer(runs_app, name="runs")
 app.command()(cli_compare.compare)
+app.command()(cli_infer.infer)
+app.command()(cli_infer.serve)
 
-RunId = Annotated[str, typer.Option("--run_id", help="The run that answers.")]
 Config = Annotated[str, typer.Argument(help="The run's YAML file.", metavar="CONFIG")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set data.workers=4. Repeatable.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -139,38 +140,6 @@ def plan(
     print(json.dumps(dataclasses.asdict(planned), indent=2) if as_json else planning.text(planned))
     if card and not planned.cards[0].fits:
         raise typer.Exit(1)
-
-
-@app.command()
-def infer(
-    run_id: RunId,
-    prompt: Annotated[str, typer.Option("--prompt", help="The question.")],
-    image_path: Annotated[list[str] | None, typer.Option("--image_path", help="A picture. Repeatable.")] = None,
-    system_prompt: Annotated[str | None, typer.Option("--system_prompt", help="Replace the run's own system prompt.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option("--max_new_tokens", min=1, help="Longest answer, in tokens.")] = None,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Answer one question with the policy of a run, found by its run_id."""
-    from qwen_vl_grpo import hardware, registry
-
-    card, run_dir = registry.resolve(run_id)
-    registry.checkpoint_folder(card, run_dir)
-    for path in image_path or ():
-        if not Path(path).is_file():
-            raise DataError(f"--image_path {path}: there is no such file")
-    hardware.quiet_libraries()
-    from qwen_vl_grpo import answering
-
-    record = answering.infer(run_id, prompt, image_path or (), system_prompt, max_new_tokens, temperature)
-    if as_json:
-        print(json.dumps(record, indent=2))
-        return
-    print(record["answer"])
-    if record["reasoning"]:
-        print(f"reasoning: {record['reasoning']}", file=sys.stderr)
-    print(f"{run_id}: loaded in {record['load_seconds']} s, answered in {record['answer_seconds']} s", file=sys.stderr)
 
 
 @app.command()

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 from datetime import datetime, timezone
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,26 @@ def list_runs() -> list[tuple[RunCard, Path]]:
         except RegistryError:
             continue
     return sorted(found, key=lambda run: run[0].created, reverse=True)
+
+
+def select(asked: str) -> list[tuple[RunCard, Path]]:
+    """The runs that `asked` names: ids, patterns with * or ?, and `all`, parted by commas; patterns and `all` find finished runs.
+
+    Raises RegistryError for an id or a pattern that names none.
+    """
+    found: dict[str, tuple[RunCard, Path]] = {}
+    for name in filter(None, (part.strip() for part in asked.split(","))):
+        if name != "all" and not set(name) & set("*?["):
+            found[name] = resolve(name)
+            continue
+        finished = [(card, run_dir) for card, run_dir in reversed(list_runs()) if card.state == "finished"]
+        matching = {card.run_id: (card, run_dir) for card, run_dir in finished if name == "all" or fnmatchcase(card.run_id, name)}
+        if not matching:
+            raise RegistryError(f"run_id {name}: no finished run; there are {len(finished)}, list them with `grpo runs`")
+        found |= matching
+    if not found:
+        raise RegistryError(f"run_id {asked!r}: names no run")
+    return list(found.values())
 
 
 def scan(folder: Path) -> list[str]:

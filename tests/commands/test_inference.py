@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 QUESTION = ("--prompt", "Which digit is this?")
 PICTURE = ("--image_path", "digits/pictures/0000.png")
@@ -15,8 +16,11 @@ def test_the_answer_stands_alone_on_stdout_and_is_that_of_the_record(workshop, f
     assert plain.stdout == record["answer"] + "\n"
     assert (record["run_id"], record["prompt"], record["images"]) == (finished, QUESTION[1], [PICTURE[1]])
     assert record["answer"] in record["completion"]
-    assert record["checkpoint_sha256"] == workshop.card(finished)["checkpoint_files"]
+    assert (record["backend"], record["error"], len(record["sha"]), len(record["image_sha256"])) == ("transformers", None, 64, 1)
+    assert record["completion_tokens"] <= record["max_new_tokens"]
     assert f"{finished}: loaded in" in plain.stderr
+    kept = (workshop.folder / "home/inference/prompts.jsonl").read_text().splitlines()
+    assert json.loads(kept[-1]) == record
 
 
 def test_a_question_needs_no_picture(workshop, finished):
@@ -61,3 +65,42 @@ def test_a_run_that_was_moved_answers_after_a_scan(workshop, finished, refused):
     finally:
         shutil.move(elsewhere, there)
         workshop.grpo("runs", "scan", "runs")
+
+
+def test_a_batch_that_is_killed_goes_on_where_it_was_and_repeats_and_loses_nothing(workshop, finished):
+    rows = [json.dumps({"id": f"q{i}", "prompt": "Which digit is this?", "image": f"digits/pictures/{i:04d}.png"}) for i in range(60)]
+    rows[6] = '{"id": "q6", "prompt'
+    rows[9] = json.dumps({"id": "q9", "prompt": "Why?", "image": "gone.png"})
+    (workshop.folder / "many.jsonl").write_text("\n".join(rows))
+    command = ("--run_id", finished, "--input", "many.jsonl", "--output", "many-answers.jsonl", "--batch_size", "1")
+    output = workshop.folder / "many-answers.jsonl"
+    process = workshop.start("-m", "qwen_vl_grpo", "infer", *command)
+    deadline = time.monotonic() + 200
+    while not output.is_file() or output.read_bytes().count(b"\n") < 5:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    before = output.read_text().rpartition("\n")[0].splitlines()
+    assert 5 <= len(before) < 60
+    done = workshop.infer(*command)
+    assert done.returncode == 0, done.stderr
+    assert "of 60 answers are there already" in done.stderr
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [json.dumps(record) for record in records[: len(before)]] == before
+    assert sorted(record["item"] for record in records) == sorted(["line 7", *(f"q{i}" for i in range(60) if i != 6)])
+    assert {record["item"]: record["error"] for record in records if record["error"]}.keys() == {"line 7", "q9"}
+    assert done.stdout.startswith("58 answered, 2 could not be asked: ")
+    assert "answers/s" in done.stderr
+
+
+def test_what_cannot_be_asked_together_is_refused(workshop, finished, refused):
+    assert "--prompt TEXT, or --input FILE" in refused(workshop.infer("--run_id", finished))
+    assert "--image_path goes with one --prompt" in refused(workshop.infer("--run_id", finished, *PICTURE, "--input", "x"))
+
+
+def test_a_picture_in_the_network_behind_is_refused_before_anything_is_loaded(workshop, finished, refused):
+    line = refused(workshop.infer("--run_id", finished, *QUESTION, "--image_path", "http://169.254.169.254/latest?token=secret"))
+    assert "which is not public" in line
+    assert "secret" not in line

@@ -1,0 +1,192 @@
+"""The commands that answer by run_id, for cli.py: cheap refusals first, then the libraries."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from qwen_vl_grpo.errors import DataError
+
+if TYPE_CHECKING:
+    from qwen_vl_grpo.items import Batch, Item
+    from qwen_vl_grpo.journal import Record
+
+Runs = Annotated[
+    str,
+    typer.Option("--run_id", help="Who answers: an id, several parted by commas, a pattern ('v1-*'), or all."),
+]
+Backend = Annotated[
+    Literal["auto", "vllm", "transformers"], typer.Option("--backend", help="auto takes vLLM on a GPU where it is installed.")
+]
+
+
+def infer(
+    run_id: Runs,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="The question; with --input, for rows without one.")] = None,
+    image_path: Annotated[list[str] | None, typer.Option("--image_path", help="A picture: a file or a URL. Repeatable.")] = None,
+    batch: Annotated[str | None, typer.Option("--input", help="Many questions: JSONL, CSV, OpenAI batch, a folder of pictures.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="A further file for the answers: JSONL, or OpenAI batch if that came in."),
+    ] = None,
+    system_prompt: Annotated[str | None, typer.Option("--system_prompt", help="Replace the run's own system prompt.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option("--max_new_tokens", min=1, help="Longest answer, in tokens.")] = None,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
+    backend: Backend = "auto",
+    batch_size: Annotated[int, typer.Option("--batch_size", min=1, help="Answers that transformers writes at once.")] = 8,
+    allow_private_urls: Annotated[bool, typer.Option("--allow_private_urls", help="Fetch pictures from private addresses, too.")] = False,
+    retry_errors: Annotated[bool, typer.Option("--retry_errors", help="Ask again what could not be asked the last time.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole record as JSON; a list of them for several runs.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Answer one question, or a file of them, with the policies of runs found by run_id; records are kept in outputs/inference/."""
+    from qwen_vl_grpo import fetching, hardware, items, registry
+
+    if batch is None and prompt is None:
+        raise DataError("ask something: --prompt TEXT, or --input FILE")
+    if (batch is not None and image_path) or (batch is None and (output or retry_errors)):
+        raise DataError("--image_path goes with one --prompt, --output and --retry_errors go with --input")
+    found = registry.select(run_id)
+    for card, run_dir in found:
+        registry.checkpoint_folder(card, run_dir)
+    if batch is None:
+        opened = [fetching.picture(source, allow_private=allow_private_urls) for source in image_path or ()]
+        asked = items.Batch([items.Item("prompt", [{"role": "user", "content": prompt}], image_path or [], opened=opened)])
+    else:
+        asked = items.read(batch, prompt)
+    hardware.quiet_libraries()
+    _show_log()
+    from qwen_vl_grpo import answering, loading
+
+    answering.choose_backend(backend)
+    runs = [loading.load(card, run_dir) for card, run_dir in found]
+    how = answering.How(system_prompt, max_new_tokens, temperature, allow_private_urls, backend, batch_size)
+    if batch is None:
+        _one(runs, asked.items, how, as_json)
+    else:
+        _many(runs, asked, how, batch, output, retry_errors)
+
+
+def serve(
+    run_ids: Annotated[list[str], typer.Argument(help="The runs that answer, each a model of the server; they share one base.")],
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on 127.0.0.1.")] = 8000,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Serve runs as models of an OpenAI-compatible vLLM server on 127.0.0.1, with a key."""
+    from qwen_vl_grpo import hardware, registry
+
+    found = registry.select(",".join(run_ids))
+    for card, run_dir in found:
+        registry.checkpoint_folder(card, run_dir)
+    hardware.quiet_libraries()
+    _show_log()
+    from qwen_vl_grpo import loading, serving
+
+    serving.refuse_unsafe(os.environ)
+    command = serving.command([loading.load(card, run_dir) for card, run_dir in found], port)
+    environment, key = serving.environment(os.environ)
+    print(f"http://127.0.0.1:{port}/v1, models: {', '.join(card.run_id for card, _ in found)}", file=sys.stderr)
+    print(f"key: in {key}" if key else "key: that of VLLM_API_KEY", file=sys.stderr)
+    print("pictures come as data: URLs; a run's system prompt (grpo runs show RUN_ID) is the client's to send", file=sys.stderr, flush=True)
+    os.execve(command[0], command, environment)  # noqa: S606 - an argument list of our own
+
+
+def _one(runs: Any, asked: list[Item], how: Any, as_json: bool) -> None:
+    """Answer one question anew, whatever was asked before: one run's answer alone on stdout, several runs' under their ids."""
+    from qwen_vl_grpo import answering, journal
+
+    loads: list[float] = []
+    records = list(answering.ask(runs, asked, how, loaded=loads.append))
+    for record in records:
+        if record["error"]:
+            raise DataError(record["error"])
+    journal.keep("prompts.jsonl", records)
+    if as_json:
+        print(json.dumps(records if len(records) > 1 else records[0], indent=2))
+        return
+    for record in records:
+        if len(records) > 1:
+            print(f"[{record['run_id']}]", flush=True)
+        print(record["answer"], flush=True)
+        if record["reasoning"]:
+            print(f"reasoning: {record['reasoning']}", file=sys.stderr)
+    names, seconds = ", ".join(record["run_id"] for record in records), sum(record["seconds"] for record in records)
+    print(f"{names}: loaded in {sum(loads):.2f} s, answered in {seconds:.2f} s", file=sys.stderr)
+
+
+def _many(runs: Any, asked: Batch, how: Any, source: str, output: Path | None, retry_errors: bool) -> None:
+    """Answer a file of questions, from where the last process came to; exit code 1 if none could be asked."""
+    from qwen_vl_grpo import answering, journal
+
+    wanted = [answering.key_of(run, item, how) for item in asked.items for run in runs]
+    with journal.Journal(journal.folder() / journal.name_for(source), output, asked.openai) as kept:
+        answered = kept.answered(retry_errors) & set(wanted)
+        kept.begin_output(answered)
+        if answered:
+            print(f"{len(answered)} of {len(wanted)} answers are there already", file=sys.stderr)
+        started, tokens = time.perf_counter(), 0
+        loads: list[float] = []
+        new: list[Record] = []
+        speed = ""
+        with _bar(len(wanted) - len(answered)) as tell:
+            for record in answering.ask(runs, asked.items, how, answered, loads.append):
+                kept.add(record)
+                new.append(record)
+                tokens += record.get("completion_tokens", 0)
+                speed = _speed(len(new), tokens, time.perf_counter() - started - sum(loads))
+                tell(speed)
+        latest = {journal.key(record): record for record in kept.records}
+        failed = [latest[key] for key in wanted if latest[key]["error"]]
+    for record in failed[:10]:
+        print(f"item {record['item']}: {record['error']}", file=sys.stderr)
+    if new:
+        print(f"{len(new)} asked: {speed}, and {sum(loads):.1f} s of loading", file=sys.stderr)
+    print(f"{len(wanted) - len(failed)} answered, {len(failed)} could not be asked: {kept.path}")
+    if len(failed) == len(wanted):
+        raise typer.Exit(1)
+
+
+def _speed(answers: int, tokens: int, seconds: float) -> str:
+    return f"{answers / seconds:.1f} answers/s, {tokens / seconds:.0f} tokens/s"
+
+
+class _bar:
+    """A progress bar on stderr with the speed and the time left; where stderr is no terminal, a line every ten seconds."""
+
+    def __init__(self, total: int):
+        self.total, self.done, self.said = total, 0, time.monotonic()
+
+    def __enter__(self) -> Any:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.task = self.bar.add_task("loading", total=self.total)
+        self.bar.start()
+        return self.tell
+
+    def __exit__(self, *error: Any) -> None:
+        self.bar.stop()
+
+    def tell(self, speed: str) -> None:
+        self.done += 1
+        self.bar.update(self.task, advance=1, description=speed)
+        if self.bar.disable and time.monotonic() - self.said > 10:
+            self.said = time.monotonic()
+            print(f"{self.done} of {self.total}, {speed}", file=sys.stderr)
+
+
+def _show_log() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(logging.Filter("qwen_vl_grpo"))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger("qwen_vl_grpo").setLevel(logging.INFO)

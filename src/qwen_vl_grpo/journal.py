@@ -1,0 +1,139 @@
+"""The answers of one batch as they come: a file that a kill at any moment neither repeats nor loses an answer of.
+
+The journal lies under outputs/inference/ and is the only truth: one record a line, flushed when its answer is there. What --output
+names is made from it, again from its beginning at every start.
+"""
+
+from __future__ import annotations
+
+import calendar
+import fcntl
+import hashlib
+import json
+import os
+import re
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from qwen_vl_grpo import registry
+from qwen_vl_grpo.errors import DataError
+
+Record = dict[str, Any]
+Key = tuple[str, str, str, str]
+"""run_id, sha of its weights, id of the item, hash of everything that was asked."""
+
+
+def folder() -> Path:
+    return registry.home() / "inference"
+
+
+def name_for(source: str) -> str:
+    """The journal's name for an input: the same file, wherever it is called from, continues the same journal."""
+    path = Path(source).resolve()
+    return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', path.stem)[:60]}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}.jsonl"
+
+
+def keep(name: str, records: list[Record]) -> None:
+    """Add records to a file that many processes add to and nobody continues."""
+    folder().mkdir(parents=True, exist_ok=True)
+    with (folder() / name).open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write("".join(json.dumps(record) + "\n" for record in records))
+
+
+def key(record: Record) -> Key:
+    return record["run_id"], record["sha"], record["item"], record["asked"]
+
+
+class Journal:
+    """One journal, held by one process; raises DataError if another holds it, or if `output` is a file with something else in it."""
+
+    def __init__(self, path: Path, output: Path | None = None, openai: bool = False):
+        self.path, self._output_path, self._openai = path, output, openai
+        self._output: Any = None
+
+    def __enter__(self) -> Journal:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("ab+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise DataError(f"{self.path}: another process is answering this input now; wait for it") from None
+        self.records = self._whole()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+        if self._output:
+            self._output.close()
+
+    def _whole(self) -> list[Record]:
+        """The records that are there whole; half a line that a kill left at the end is cut off."""
+        self._file.seek(0)
+        content = self._file.read()
+        records, end = [], 0
+        for line in content.splitlines(keepends=True):
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                if end + len(line) < len(content):
+                    raise DataError(f"{self.path}: line {len(records) + 1} is broken; move the file away to begin anew") from None
+                break
+            if not line.endswith(b"\n"):
+                records.pop()
+                break
+            end += len(line)
+        self._file.truncate(end)
+        return records
+
+    def answered(self, retry_errors: bool) -> set[Key]:
+        return {key(record) for record in self.records if not (retry_errors and record["error"])}
+
+    def begin_output(self, wanted: set[Key]) -> None:
+        """Write --output again from the records that are wanted, the last of each; from then on `add` writes to it too."""
+        if self._output_path is None:
+            return
+        known = {self._line(record) for record in self.records}
+        if self._output_path.exists():
+            *whole, rest = self._output_path.read_text(encoding="utf-8", errors="replace").split("\n")
+            if not {line + "\n" for line in whole} <= known or not any(line.startswith(rest) for line in known | {""}):
+                raise DataError(f"--output {self._output_path}: holds something else than answers to this input; name another file")
+        latest = {key(record): record for record in self.records if key(record) in wanted}
+        self._output_path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self._output_path.with_name(f".{self._output_path.name}.{os.getpid()}")
+        beside.write_text("".join(self._line(record) for record in latest.values()), encoding="utf-8")
+        os.replace(beside, self._output_path)
+        self._output = self._output_path.open("a", encoding="utf-8")
+
+    def add(self, record: Record) -> None:
+        self.records.append(record)
+        self._file.write(json.dumps(record).encode() + b"\n")
+        self._file.flush()
+        if self._output:
+            self._output.write(self._line(record))
+            self._output.flush()
+
+    def _line(self, record: Record) -> str:
+        return json.dumps(openai_line(record) if self._openai else record) + "\n"
+
+
+def openai_line(record: Record) -> Record:
+    """A record as a line of OpenAI's batch output (https://platform.openai.com/docs/guides/batch); `model` is the run."""
+    name = hashlib.sha256(repr(key(record)).encode()).hexdigest()[:24]
+    line = {"id": f"batch_req_{name}", "custom_id": record["item"], "response": None, "error": None}
+    if record["error"]:
+        return line | {"error": {"code": "invalid_request", "message": record["error"]}}
+    tokens = record["prompt_tokens"], record["completion_tokens"]
+    body = {
+        "id": f"chatcmpl-{name}", "object": "chat.completion", "model": record["run_id"],
+        "created": calendar.timegm(time.strptime(record["time"][:19], "%Y-%m-%dT%H:%M:%S")),
+        "choices": [{
+            "index": 0, "message": {"role": "assistant", "content": record["completion"]}, "logprobs": None,
+            "finish_reason": record["finish_reason"],
+        }],
+        "usage": {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)},
+    }  # fmt: skip
+    return line | {"response": {"status_code": 200, "request_id": name, "body": body}}

@@ -1,0 +1,198 @@
+"""From run cards to policies that can answer: what lies where, which base it stands on, and whether its adapter fits that base."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
+from trl.data_utils import prepare_multimodal_messages
+
+from qwen_vl_grpo import dataset, policy, registry
+from qwen_vl_grpo.config import RunConfig
+from qwen_vl_grpo.errors import DataError, RegistryError
+from qwen_vl_grpo.interfaces import RunCard, Sample
+
+
+@dataclass(frozen=True, eq=False)
+class RunPolicy:
+    """A run whose files are those of its card."""
+
+    card: RunCard
+    run_dir: Path
+    config: RunConfig
+
+    @property
+    def run_id(self) -> str:
+        return self.card.run_id
+
+    @property
+    def sha(self) -> str:
+        return checkpoint_sha(self.card)
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where its weights or its adapter lie."""
+        return registry.checkpoint_folder(self.card, self.run_dir).resolve()
+
+    @cached_property
+    def has_adapter(self) -> bool:
+        return (self.folder / "adapter_config.json").is_file()
+
+    @property
+    def base(self) -> str:
+        """Name or folder of the model that is loaded: the base of an adapter, or the run's own weights."""
+        if not self.has_adapter:
+            return str(self.folder)
+        return str((self.run_dir / "warmup").resolve()) if self.config.warmup else self.config.model_name
+
+    @property
+    def revision(self) -> str | None:
+        return self.config.model_revision if self.base == self.config.model_name else None
+
+    @cached_property
+    def base_key(self) -> str:
+        """The same for runs whose adapters can stand on one loaded base: warmed-up bases are told apart by their content."""
+        warmed = {name: sha for name, sha in self.card.checkpoint_files.items() if name.startswith("warmup/") and _weights(name)}
+        base = warmed if self.has_adapter and self.config.warmup else [self.base, self.revision]
+        return json.dumps([base, self.config.lora.quantization, self.config.dtype], sort_keys=True)
+
+    @cached_property
+    def processor(self) -> Any:
+        return policy.load_processor(self.config, str(self.folder))
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Ids that end an answer: the model's own and the tokenizer's, as in TRL's rollouts."""
+        try:
+            own = GenerationConfig.from_pretrained(self.base, revision=self.revision or "main").eos_token_id
+        except OSError:
+            own = None
+        return ending_ids(self.processor, own)
+
+    @cached_property
+    def tensors(self) -> dict[str, list[int]]:
+        """Name -> shape of every tensor of the adapter."""
+        with safe_open(self.folder / "adapter_model.safetensors", "pt") as file:
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - it is no dict
+
+    @cached_property
+    def rank(self) -> int:
+        settings = json.loads((self.folder / "adapter_config.json").read_text(encoding="utf-8"))
+        return max([settings["r"], *(settings.get("rank_pattern") or {}).values()])
+
+    def learned(self) -> dict[str, int]:
+        """Part of the model (vision, merger, language) -> tensors of the adapter that are not all zeros there."""
+        counts: dict[str, int] = {}
+        with safe_open(self.folder / "adapter_model.safetensors", "pt") as file:
+            for name in self.tensors:
+                if ".lora_B." in name and file.get_tensor(name).any():
+                    counts[policy.part(name)] = counts.get(policy.part(name), 0) + 1
+        return counts
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question to one run, its pictures sized as that run learned with them."""
+
+    run: RunPolicy
+    sample: Sample
+    max_new_tokens: int
+    temperature: float
+
+
+@dataclass(frozen=True)
+class Completion:
+    token_ids: list[int]
+    """Without the token that ended it."""
+    finish_reason: str
+    """stop or length, as OpenAI calls them."""
+    prompt_tokens: int
+
+
+def finished(ids: Sequence[int], ends: Sequence[int], prompt_tokens: int) -> Completion:
+    """A row of new ids up to the one that ends it."""
+    stop = next((place for place, token in enumerate(ids) if token in ends), None)
+    return Completion(list(ids[:stop]), "length" if stop is None else "stop", prompt_tokens)
+
+
+def prompt_ids(processor: Any, sample: Sample) -> list[int]:
+    """The ids of a prompt with its pictures expanded, as `policy.encode` has them, without computing pixels.
+
+    Raises DataError for a text with a placeholder in it, which would ask for a picture that is not there.
+    """
+    chat = prepare_multimodal_messages(sample.prompt, images=list(sample.images))
+    ids = processor.tokenizer(processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))["input_ids"]
+    if sum(token in (processor.image_token_id, processor.video_token_id) for token in ids) != len(sample.images):
+        raise DataError(f"its text holds {processor.image_token} or {processor.video_token}, which stand for pictures; take them out")
+    merged = processor.image_processor.patch_size * processor.image_processor.merge_size
+    counts = iter([(image.width // merged) * (image.height // merged) for image in sample.images])
+    return [token for given in ids for token in [given] * (next(counts) if given == processor.image_token_id else 1)]
+
+
+def positions(run: RunPolicy) -> int:
+    """Tokens that a run's base can place."""
+    return dataset.positions(run.base, run.revision)
+
+
+def checkpoint_sha(card: RunCard) -> str:
+    """One hash for all files that a run answers with."""
+    return hashlib.sha256(json.dumps(card.checkpoint_files, sort_keys=True).encode()).hexdigest()
+
+
+def ending_ids(processor: Any, own: int | list[int] | None) -> list[int]:
+    return sorted({processor.tokenizer.eos_token_id, *(own if isinstance(own, list) else [own] if own is not None else [])})
+
+
+def load(card: RunCard, run_dir: Path) -> RunPolicy:
+    """Check everything about a run that needs no model in memory; raises RegistryError.
+
+    An adapter whose names or shapes fit nothing would be left out in silence, and the base model would answer in its name
+    (vllm#34186).
+    """
+    registry.checkpoint_folder(card, run_dir)
+    registry.verify_files(card, run_dir)
+    run = RunPolicy(card, run_dir, RunConfig.model_validate(card.config))
+    if run.has_adapter:
+        check_adapter(run)
+    return run
+
+
+def check_adapter(run: RunPolicy) -> None:
+    """Raise RegistryError if a tensor of the adapter fits no layer of the base, or if all of it is zero."""
+    policy.check(run.config, run.base)
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(run.base, revision=run.revision))
+    weights = {name: list(weight.shape) for name, weight in model.named_parameters(remove_duplicate=False)}
+    for name, shape in run.tensors.items():
+        layer, _, kind = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
+        weight = weights.get(f"{layer}.weight")
+        if weight is None or kind not in ("lora_A", "lora_B"):
+            raise RegistryError(
+                f"run_id {run.run_id}: its adapter holds {name}, which {run.base} has no place for; it is for another model"
+            )
+        if shape[1 if kind == "lora_A" else 0] != weight[1 if kind == "lora_A" else 0]:
+            raise RegistryError(
+                f"run_id {run.run_id}: its adapter holds {name} of {shape} for a layer of {weight} in {run.base}; it is for another model"
+            )
+    if not run.learned():
+        raise RegistryError(f"run_id {run.run_id}: its adapter is all zeros, so its answers would be the base model's")
+
+
+def groups(runs: Sequence[RunPolicy]) -> list[list[RunPolicy]]:
+    """Runs that can answer from one loaded base together."""
+    found: dict[str, list[RunPolicy]] = {}
+    for run in runs:
+        found.setdefault(run.base_key, []).append(run)
+    return list(found.values())
+
+
+def _weights(name: str) -> bool:
+    return name.endswith((".safetensors", "config.json"))

@@ -1,0 +1,111 @@
+"""Answers from transformers, for machines without vLLM: one base in memory, every adapter on it, answered in batches."""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from peft import PeftModel
+
+from qwen_vl_grpo import policy
+from qwen_vl_grpo.errors import RegistryError
+from qwen_vl_grpo.interfaces import Sample
+from qwen_vl_grpo.loading import Completion, Question, RunPolicy, finished
+from qwen_vl_grpo.rollouts import vision_token_ids
+
+
+class TransformersBackend:
+    """The base of some runs with their adapters, under transformers and PEFT."""
+
+    name = "transformers"
+
+    def __init__(self, runs: Sequence[RunPolicy], batch_size: int):
+        first = runs[0]
+        self._batch_size = batch_size
+        self._window = batch_size * len(runs)
+        self._names = {run: f"run{place}" for place, run in enumerate(runs) if run.has_adapter}
+        """PEFT's own names of the adapters: a run_id may hold a dot, and a module's name may not."""
+        self.model: Any = policy.load_model(first.config, first.base)
+        for run, name in self._names.items():
+            if isinstance(self.model, PeftModel):
+                self.model.load_adapter(str(run.folder), name)
+            else:
+                self.model = PeftModel.from_pretrained(self.model, str(run.folder), name)
+        self.context = int(self.model.config.get_text_config().max_position_embeddings)
+
+    def close(self) -> None:
+        del self.model
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def check(self, run: RunPolicy, canary: Question) -> float:
+        """How far the run's adapter moves the log-probabilities of a canary's next token; raises RegistryError if not at all."""
+        self._take(run)
+        encoded = policy.encode(run.processor, [canary.sample]).to(self.model.device)
+        with evaluating(self.model):
+            own = torch.log_softmax(self.model(**encoded).logits[0, -1].float(), -1)
+            with self.model.disable_adapter():
+                base = torch.log_softmax(self.model(**encoded).logits[0, -1].float(), -1)
+        moved = float((own - base).abs().max())
+        if not moved > 0:
+            raise RegistryError(f"run_id {run.run_id}: its adapter changes no probability of its base; nothing was asked")
+        return moved
+
+    def answer(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Completion]]:
+        """Answer as the questions come, those of one run and one kind of sampling in a batch."""
+        left = iter(questions)
+        while window := list(islice(left, self._window)):
+            alike: dict[Any, list[Question]] = defaultdict(list)
+            for question in window:
+                alike[question.run, question.temperature, question.max_new_tokens].append(question)
+            for (run, temperature, longest), batch in alike.items():
+                self._take(run)
+                for start in range(0, len(batch), self._batch_size):
+                    part = batch[start : start + self._batch_size]
+                    samples = [question.sample for question in part]
+                    with torch.random.fork_rng():
+                        torch.manual_seed(run.config.seed)
+                        rows, lengths = sampled(self.model, run.processor, samples, 1, temperature, longest, run.ends)
+                    for question, ids, length in zip(part, rows, lengths, strict=True):
+                        yield question, finished(ids, run.ends, length)
+
+    def _take(self, run: RunPolicy) -> None:
+        if run in self._names:
+            self.model.set_adapter(self._names[run])
+
+
+def sampled(
+    model: Any, processor: Any, samples: Sequence[Sample], count: int, temperature: float, max_new_tokens: int, ends: list[int]
+) -> tuple[list[list[int]], list[int]]:
+    """New ids of `count` completions for each sample (padded to one length), and the length of each prompt."""
+    sampling: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+    if temperature:
+        sampling = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0, "num_return_sequences": count}
+    with evaluating(model):
+        encoded = policy.encode(processor, samples).to(model.device)
+        ids = model.generate(
+            **encoded, **sampling, max_new_tokens=max_new_tokens, suppress_tokens=vision_token_ids(processor),
+            eos_token_id=ends, pad_token_id=processor.tokenizer.pad_token_id,
+        )  # fmt: skip
+    return ids[:, encoded["input_ids"].shape[1] :].tolist(), encoded["attention_mask"].sum(1).tolist()
+
+
+class evaluating:
+    """Put a model into evaluation mode without gradients, and back as it was."""
+
+    def __init__(self, model: Any):
+        self.model = model
+
+    def __enter__(self) -> None:
+        self.was_training = self.model.training
+        self.model.eval()
+        self.no_grad = torch.no_grad()
+        self.no_grad.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.no_grad.__exit__(*error)
+        self.model.train(self.was_training)

@@ -1,0 +1,193 @@
+"""Answers from vLLM: one engine for each base model, with the adapters of all its runs in it.
+
+The prompts are ours: each run's own chat template and picture sizes, as token ids, and what the engine read is held against them.
+So both backends ask the same thing. What vLLM would ignore in silence is looked for before the first answer: an adapter whose names
+do not match (vllm#34186) and the part of one that lies in the vision tower, which counts only with `enable_tower_connector_lora`
+(vllm#23796). On a CPU an adapter too many is allowed for (vllm#48421).
+"""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from qwen_vl_grpo import policy
+from qwen_vl_grpo.errors import EngineError, RegistryError
+from qwen_vl_grpo.loading import Completion, Question, RunPolicy, finished, positions, prompt_ids
+from qwen_vl_grpo.rollouts import check_prompts, collapse, engine_errors, forbid_vision_tokens, vision_token_ids
+
+log = logging.getLogger("qwen_vl_grpo")
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as max_lora_rank."""
+IN_FLIGHT = 256
+"""Questions that the engine holds at once; the next picture is opened when one is answered."""
+AT_ONCE = 8
+"""Adapters in one step of the engine; more are kept on the host and take turns."""
+MOST_TOKENS = 32_768
+"""Context that memory is kept for where neither config nor model asks for less."""
+
+
+class VllmBackend:
+    """vLLM's engine with the base of some runs and their adapters."""
+
+    name = "vllm"
+
+    @engine_errors("it started")
+    def __init__(self, runs: Sequence[RunPolicy], most_images: int):
+        from vllm import LLM
+
+        self._requests = self._adapters(runs)
+        options = engine_options(runs, most_images)
+        self.context = int(options["max_model_len"])
+        self.llm: Any = LLM(**options)
+
+    def close(self) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    @staticmethod
+    def _adapters(runs: Sequence[RunPolicy]) -> dict[RunPolicy, Any]:
+        """One LoRARequest an adapter; vLLM tells them apart by name and by number, and takes a path that is not there for a Hub id."""
+        from vllm.lora.request import LoRARequest
+
+        adapters = [run for run in runs if run.has_adapter]
+        return {run: LoRARequest(f"{run.run_id}@{run.sha[:8]}", place, str(run.folder)) for place, run in enumerate(adapters, 1)}
+
+    def check(self, run: RunPolicy, canary: Question) -> float:
+        """How far the run's adapter moves the log-probabilities of a canary's next token.
+
+        Raises RegistryError if a part of the adapter that learned something moves them no further than asking the base twice.
+        """
+        from vllm.lora.request import LoRARequest
+
+        base = self._next_token(canary, None)
+        floor = distance(base, self._next_token(canary, None))
+        parts = run.learned()
+        own = len(self._requests) + 1
+        with tempfile.TemporaryDirectory() as folder:
+            for place, part in enumerate(parts if len(parts) > 1 else ()):
+                alone = LoRARequest(f"{run.run_id}/{part}", own + place, str(only(run, part, Path(folder) / part)))
+                if not distance(base, self._next_token(canary, alone)) > floor:
+                    raise ignored(run, f"the {part} part of its adapter")
+                self.llm.llm_engine.remove_lora(own + place)
+        moved = distance(base, self._next_token(canary, self._requests[run]))
+        if not moved > floor:
+            raise ignored(run, "its adapter")
+        return moved
+
+    @engine_errors("it was asked with and without an adapter")
+    def _next_token(self, question: Question, adapter: Any) -> dict[int, float]:
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
+        answered = self.llm.generate([request(question)[0]], sampling, lora_request=adapter, use_tqdm=False)
+        return {token: entry.logprob for token, entry in answered[0].outputs[0].logprobs[0].items()}
+
+    def answer(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Completion]]:
+        """Keep the engine full, and give each answer as it is finished; raises EngineError if another prompt was read than ours."""
+        engine, left, waiting = self.llm.llm_engine, enumerate(questions), {}
+        while True:
+            while len(waiting) < IN_FLIGHT and (entry := next(left, None)):
+                number, question = entry
+                asked, ids = request(question)
+                waiting[str(number)] = question, ids
+                with engine_errors("it took a question"):
+                    engine.add_request(str(number), asked, sampling(question), lora_request=self._requests.get(question.run))
+            if not waiting:
+                return
+            with engine_errors("it answered"):
+                done = [output for output in engine.step() if output.finished]
+            for output in done:
+                question, ids = waiting.pop(output.request_id)
+                check_prompts([output.prompt_token_ids], [ids])
+                yield question, finished(list(output.outputs[0].token_ids), question.run.ends, len(ids))
+
+
+def engine_options(runs: Sequence[RunPolicy], most_images: int) -> dict[str, Any]:
+    """Arguments of vLLM's LLM for runs of one base; the `engine:` section of the first one's config comes over them."""
+    first, adapters = runs[0], [run for run in runs if run.has_adapter]
+    on_cpu = not torch.cuda.is_available()
+    asked = [run.config.vllm_max_model_length for run in runs]
+    own = min(positions(first), MOST_TOKENS)
+    options: dict[str, Any] = {
+        "model": first.base, "revision": first.revision, "seed": first.config.seed or 0,
+        "dtype": str(policy.weight_dtype(first.config)).removeprefix("torch."), "enforce_eager": on_cpu,
+        "max_model_len": own if None in asked else max(length for length in asked if length),
+        "limit_mm_per_prompt": {"image": max(1, most_images), "video": 0},
+        "mm_processor_kwargs": {
+            "min_pixels": min(run.config.data.min_pixels for run in runs), "max_pixels": max(run.config.data.max_pixels for run in runs),
+        },
+    }  # fmt: skip
+    if adapters:
+        options |= lora_options(adapters, on_cpu)
+    return options | {name: value for name, value in first.config.engine.items() if name != "max_model_len"}
+
+
+def lora_options(adapters: Sequence[RunPolicy], on_cpu: bool) -> dict[str, Any]:
+    """Room for these adapters: the smallest rank that vLLM takes and that holds the largest of them, read from their configs."""
+    largest = max(run.rank for run in adapters)
+    rank = next((rank for rank in RANKS if rank >= largest), None)
+    if rank is None:
+        names = ", ".join(run.run_id for run in adapters if run.rank > RANKS[-1])
+        raise EngineError(f"vLLM holds adapters up to rank {RANKS[-1]} and {names} has {largest}; ask with --backend transformers")
+    tower = [run.run_id for run in adapters if any(policy.part(name) != "language" for name in run.tensors)]
+    if tower:
+        log.info("adapters in the vision tower (%s): answered through vLLM's tower LoRA", ", ".join(tower))
+    count = len(adapters) + on_cpu
+    return {
+        "enable_lora": True, "max_lora_rank": rank, "max_loras": count if on_cpu else min(count, AT_ONCE), "max_cpu_loras": count + 1,
+    } | ({"enable_tower_connector_lora": True} if tower else {})  # fmt: skip
+
+
+def request(question: Question) -> tuple[dict[str, Any], list[int]]:
+    """A question as vLLM takes it, one token a picture, and the ids that it must read."""
+    processor = question.run.processor
+    ids = prompt_ids(processor, question.sample)
+    asked: dict[str, Any] = {"prompt_token_ids": collapse(ids, vision_token_ids(processor))}
+    if question.sample.images:
+        asked["multi_modal_data"] = {"image": list(question.sample.images)}
+    return asked, ids
+
+
+def sampling(question: Question) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=question.temperature, max_tokens=question.max_new_tokens, stop_token_ids=question.run.ends, detokenize=False,
+        seed=question.run.config.seed if question.temperature else None, **forbid_vision_tokens(question.run.processor, use_vllm=True),
+    )  # fmt: skip
+
+
+def only(run: RunPolicy, part: str, folder: Path) -> Path:
+    """A copy of a run's adapter with the tensors of one part of the model alone."""
+    folder.mkdir()
+    tensors = load_file(run.folder / "adapter_model.safetensors")
+    save_file({name: tensor for name, tensor in tensors.items() if policy.part(name) == part}, folder / "adapter_model.safetensors")
+    settings = json.loads((run.folder / "adapter_config.json").read_text(encoding="utf-8"))
+    (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+def distance(one: dict[int, float], other: dict[int, float]) -> float:
+    """The largest difference of the log-probabilities that both hold."""
+    return max((abs(one[token] - other[token]) for token in one.keys() & other.keys()), default=float("inf"))
+
+
+def ignored(run: RunPolicy, what: str) -> RegistryError:
+    return RegistryError(
+        f"run_id {run.run_id}: {what} changes no probability in vLLM, so the base would answer in its name; nothing was asked; "
+        "use --backend transformers"
+    )

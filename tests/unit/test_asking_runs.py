@@ -1,0 +1,166 @@
+"""Covers putting questions to runs with real tiny models: many runs at once, adapters that must be in use, items at fault."""
+
+import base64
+import io
+import json
+
+import pytest
+from PIL import Image
+
+from qwen_vl_grpo import answering, loading, registry
+from qwen_vl_grpo.errors import HardwareError, RegistryError
+from qwen_vl_grpo.items import Item
+from qwen_vl_grpo.transformers_backend import TransformersBackend
+from tests.made_runs import change_adapter, make_run
+
+HOW = answering.How(backend="transformers", batch_size=4)
+LORA = {"enabled": True, "r": 4}
+
+
+@pytest.fixture
+def made(checkpoint, tmp_path):
+    """Three runs: two adapters on one base, one of them in the vision tower too, and a full fine-tune."""
+    make_run(tmp_path, "v1.0-text", checkpoint("qwen2_5_vl"), 1, lora=LORA)
+    make_run(tmp_path, "v1-tower", checkpoint("qwen2_5_vl"), 2, lora=LORA | {"r": 8, "vision": True})
+    make_run(tmp_path, "whole", checkpoint("qwen2_5_vl"), 3)
+    return tmp_path
+
+
+def load(asked):
+    return [loading.load(card, run_dir) for card, run_dir in registry.select(asked)]
+
+
+def question(name, *colours, **more):
+    file = {}
+    for colour in colours:
+        file[colour] = io.BytesIO()
+        Image.new("RGB", (60, 90), colour).save(file[colour], "PNG")
+    urls = ["data:image/png;base64," + base64.b64encode(content.getvalue()).decode() for content in file.values()]
+    return Item(name, [{"role": "user", "content": "Which digit is this?"}], urls, **more)
+
+
+ITEMS = [question("red", "red"), question("text"), question("two", "red", "blue"), question("blue", "blue")]
+
+
+def told(records):
+    return {(record["run_id"], record["item"]): record["completion"] for record in records}
+
+
+def test_runs_are_found_by_id_list_pattern_and_all(made):
+    assert [run.run_id for run in load("whole, v1-tower")] == ["whole", "v1-tower"]
+    assert [run.run_id for run in load("v1*")] == ["v1.0-text", "v1-tower"]
+    assert [run.run_id for run in load("all")] == ["v1.0-text", "v1-tower", "whole"]
+    registry.write(registry.read(made / "whole").model_copy(update={"state": "failed"}), made / "whole")
+    assert [run.run_id for run in load("all")] == ["v1.0-text", "v1-tower"]
+    for asked, said in {"v2*": "no finished run; there are 2", ",": "names no run", "v1-towr": "did you mean"}.items():
+        with pytest.raises(RegistryError, match=said):
+            load(asked)
+
+
+def test_every_run_answers_beside_the_others_what_it_answers_alone(made):
+    runs = load("all")
+    assert [[run.run_id for run in group] for group in loading.groups(runs)] == [["v1.0-text", "v1-tower"], ["whole"]]
+    together = told(answering.ask(runs, ITEMS, HOW))
+    assert len(together) == 12
+    assert len({together[run.run_id, "red"] for run in runs}) == 3
+    alone = {}
+    for run in runs:
+        alone |= told(answering.ask([run], ITEMS, answering.How(backend="transformers", batch_size=1)))
+    assert together == alone
+
+
+def test_a_record_says_who_was_asked_what_and_how_the_answer_came(made):
+    (run,) = load("v1-tower")
+    record = next(answering.ask([run], [question("red", "red", max_new_tokens=3)], answering.How("Be brief.", backend="transformers")))
+    assert (record["run_id"], record["sha"], record["item"], record["backend"]) == ("v1-tower", run.sha, "red", "transformers")
+    assert (record["max_new_tokens"], record["finish_reason"], record["completion_tokens"], record["error"]) == (3, "length", 3, None)
+    assert record["prompt_tokens"] == len(loading.prompt_ids(run.processor, _sample(run, "Be brief.")))
+    assert len(json.dumps(record)) < 1500
+
+
+def _sample(run, system):
+    item = question("red", "red")
+    opened = answering._open(item, HOW)
+    return answering._question(run, item, [picture.image for picture in opened], answering.How(system), 4096).sample
+
+
+def test_what_is_answered_is_not_asked_again_and_another_question_is(made):
+    runs = load("v1*")
+    first = list(answering.ask(runs, ITEMS, HOW))
+    answered = {answering.key_of(run, item, HOW) for run in runs for item in ITEMS} - {answering.key_of(runs[0], ITEMS[2], HOW)}
+    again = list(answering.ask(runs, ITEMS, HOW, answered))
+    assert [(record["run_id"], record["item"]) for record in again] == [("v1.0-text", "two")]
+    assert told(again).items() <= told(first).items()
+    assert list(answering.ask(runs, ITEMS, HOW, answered | {answering.key_of(runs[0], ITEMS[2], HOW)})) == []
+    hotter = answering.How(backend="transformers", temperature=1.0)
+    assert not {answering.key_of(run, item, hotter) for run in runs for item in ITEMS} & answered
+
+
+def test_an_item_at_fault_is_told_and_the_others_are_answered(made):
+    trap = Item("trap", [{"role": "user", "content": "What is <|image_pad|>?"}])
+    long = question("long", "red", max_new_tokens=5000)
+    sliver = question("sliver")
+    file = io.BytesIO()
+    Image.new("RGB", (1000, 2)).save(file, "PNG")
+    sliver.images.append("data:image/png;base64," + base64.b64encode(file.getvalue()).decode())
+    gone = Item("gone", [{"role": "user", "content": "?"}], ["gone.png"])
+    records = list(answering.ask(load("v1*"), [trap, ITEMS[0], long, gone, sliver, ITEMS[1], Item("line 7", error="is broken")], HOW))
+    assert len(records) == 14
+    errors = {record["item"]: record["error"] for record in records if record["error"]}
+    assert errors.keys() == {"trap", "long", "gone", "sliver", "line 7"}
+    for item, said in {"trap": "stand for pictures", "long": "lower --max_new_tokens", "gone": "no such file", "sliver": "crop it"}.items():
+        assert said in errors[item]
+    assert len(told(record for record in records if not record["error"])) == 4
+
+
+def test_a_chat_with_its_own_system_prompt_and_pictures_in_their_places_is_asked_as_it_is(made):
+    (run,) = load("whole")
+    parts = [{"type": "text", "text": "Which"}, {"type": "image"}, {"type": "text", "text": "digit?"}]
+    chat = [{"role": "system", "content": [{"type": "text", "text": "Own"}]}, {"role": "user", "content": parts}]
+    asked = answering._question(run, Item("1", chat), [Image.new("RGB", (56, 56))], HOW, 4096)
+    text = run.processor.decode(loading.prompt_ids(run.processor, asked.sample))
+    assert text.startswith("<|im_start|>system\nOwn<|im_end|>\n<|im_start|>user\nWhich<|vision_start|><|image_pad|>")
+    assert "<|vision_end|>digit?" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensors: {name.replace("language_model.layers", "layers"): tensor for name, tensor in tensors.items()}, "has no place for"),
+        (lambda tensors: {name: tensor[:, :-1] if "lora_A" in name else tensor for name, tensor in tensors.items()}, "for another model"),
+        (lambda tensors: {name: tensor * ("lora_A" in name) for name, tensor in tensors.items()}, "all zeros"),
+    ],
+    ids=["renamed", "another size", "zero"],
+)
+def test_an_adapter_that_would_be_ignored_does_not_answer(made, change, said):
+    change_adapter(made, "v1-tower", lambda tensors: {name: tensor.contiguous() for name, tensor in change(tensors).items()})
+    with pytest.raises(RegistryError, match=f"run_id v1-tower: .*{said}"):
+        load("v1-tower")
+
+
+def test_an_adapter_for_another_family_does_not_answer(made, checkpoint):
+    card = registry.read(made / "v1-tower")
+    registry.write(card.model_copy(update={"config": card.config | {"model_name": checkpoint("qwen3_vl")}}), made / "v1-tower")
+    with pytest.raises(RegistryError, match="is for another model"):
+        load("v1-tower")
+
+
+def test_an_adapter_that_is_loaded_and_not_in_use_is_noticed_before_the_first_answer(made, monkeypatch):
+    published = TransformersBackend.__init__
+
+    def without_effect(self, *arguments):
+        published(self, *arguments)
+        for module in self.model.modules():
+            if isinstance(getattr(module, "scaling", None), dict):
+                module.scaling = dict.fromkeys(module.scaling, 0.0)
+
+    monkeypatch.setattr(TransformersBackend, "__init__", without_effect)
+    with pytest.raises(RegistryError, match="its adapter changes no probability of its base; nothing was asked"):
+        next(answering.ask(load("v1-tower"), ITEMS, HOW))
+
+
+def test_vllm_is_refused_where_it_is_not(monkeypatch):
+    monkeypatch.setattr(answering.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(HardwareError, match="--backend vllm"):
+        answering.choose_backend("vllm")
+    assert answering.choose_backend("auto") == "transformers"

