@@ -7,7 +7,7 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo demo-control show test test-vllm check setup lock docs bench bench-gpu kill-resume clean
+.PHONY: demo demo-control show test test-vllm check setup lock docs bench bench-runs bench-gpu kill-resume clean
 .DEFAULT_GOAL := help
 
 help:
@@ -48,6 +48,9 @@ bench: .venv/.dev-ready  ## how fast help and refusals are, against a bare inter
 
 kill-resume: .venv/.demo-ready  ## a run killed with -9 at ten random moments and resumed each time, against one left alone (minutes)
 	$(BIN)/python -m benchmarks.kill_resume --seed $(SEED)
+
+bench-runs: .venv/.dev-ready  ## how long `grpo runs` takes over 1,000 cards
+	$(BIN)/python benchmarks/listing.py
 
 bench-gpu:  ## one row of docs/rollouts.md on a GPU: make bench-gpu ROW=step-3b VOCABULARY=FOLDER/qwen.tiktoken (PYTHON has vLLM)
 	VLLM_USE_FLASHINFER_SAMPLER=0 PYTHONPATH=src:.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.gpu_rows $(ROW) --vocabulary $(VOCABULARY)

@@ -14,18 +14,16 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from qwen_vl_grpo import __version__
+from qwen_vl_grpo import __version__, cli_runs
+from qwen_vl_grpo.cli_runs import AsJson, Debug
 from qwen_vl_grpo.errors import DataError, GrpoError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-runs_app = typer.Typer(rich_markup_mode=None, help="List runs, show one, or find runs that were moved.")
-app.add_typer(runs_app, name="runs")
+app.add_typer(cli_runs.app, name="runs")
 
 RunId = Annotated[str, typer.Option("--run_id", help="The run that answers.")]
 Config = Annotated[str, typer.Argument(help="The run's YAML file.", metavar="CONFIG")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set data.workers=4. Repeatable.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the whole record as JSON.")]
 
 
 def _version(asked: bool) -> None:
@@ -162,14 +160,14 @@ def infer(
     hardware.quiet_libraries()
     from qwen_vl_grpo import answering
 
-    record = answering.infer(run_id, prompt, image_path or (), system_prompt, max_new_tokens, temperature)
+    record = answering.infer(card.run_id, prompt, image_path or (), system_prompt, max_new_tokens, temperature)
     if as_json:
         print(json.dumps(record, indent=2))
         return
     print(record["answer"])
     if record["reasoning"]:
         print(f"reasoning: {record['reasoning']}", file=sys.stderr)
-    print(f"{run_id}: loaded in {record['load_seconds']} s, answered in {record['answer_seconds']} s", file=sys.stderr)
+    print(f"{card.run_id}: loaded in {record['load_seconds']} s, answered in {record['answer_seconds']} s", file=sys.stderr)
 
 
 @app.command()
@@ -190,76 +188,6 @@ def doctor(
 
     for when, figures in checks.rollouts(run).items():
         print(f"ok  {when}: " + ", ".join(f"{name.removeprefix('parity/')} {value:.2g}" for name, value in figures.items()))
-
-
-@runs_app.callback(invoke_without_command=True)
-def list_runs(context: typer.Context, as_json: AsJson = False, debug: Debug = False) -> None:
-    if context.invoked_subcommand:
-        return
-    from qwen_vl_grpo import registry
-
-    found = registry.list_runs()
-    if as_json:
-        print(json.dumps([card.model_dump(mode="json") | {"folder": str(folder)} for card, folder in found], indent=2))
-        return
-    if not found:
-        print(f"no runs yet (index: {registry.home() / 'index'})")
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("run_id", "state", "sampled answers right", "created", "base model", box=None)
-    rows = [(card.run_id, card.state, _correct(card.metrics), card.created[:10], card.base_model) for card, _ in found]
-    for row in rows:
-        table.add_row(*row)
-    for column, values in zip(table.columns[:-1], zip(*rows, strict=True), strict=False):  # a narrow terminal cuts the base model alone
-        column.min_width, column.no_wrap = max(len(value) for value in values), True
-    table.columns[-1].overflow, table.columns[-1].no_wrap = "ellipsis", True
-    Console().print(table)
-
-
-@runs_app.command()
-def show(run_id: str, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Show everything that is known of one run or group of seeds."""
-    from qwen_vl_grpo import registry
-
-    if group := registry.read_group(run_id):
-        from qwen_vl_grpo.seeds import text
-
-        print(json.dumps(group, indent=2) if as_json else text(group))
-        return
-    card, folder = registry.resolve(run_id)
-    if as_json:
-        print(card.model_dump_json(indent=2))
-        return
-    import yaml
-
-    print(f"# {folder}")
-    print(yaml.safe_dump(card.model_dump(mode="json", exclude={"config", "checkpoint_files"}), sort_keys=False), end="")
-
-
-@runs_app.command()
-def alarms(run_id: str, debug: Debug = False) -> None:
-    """Ask a run's metrics again what went wrong without an error."""
-    from qwen_vl_grpo import attempts, registry
-    from qwen_vl_grpo.alarms import replay
-
-    _, folder = registry.resolve(run_id)
-    lines = attempts.standing(attempts.metrics(folder))
-    rang = replay(lines)
-    for alarm in rang:
-        print(f"{alarm['name']}, step {alarm['first_step']} to {alarm['last_step']}: {alarm['text']}")
-    if not rang:
-        print(f"{run_id}: no alarm in {len(lines)} lines of metrics")
-
-
-@runs_app.command()
-def scan(folder: str, debug: Debug = False) -> None:
-    """Find every run below a folder again, wherever it was moved."""
-    from qwen_vl_grpo import registry
-
-    found = registry.scan(Path(folder))
-    print(f"{len(found)} runs found below {folder}" + (f": {', '.join(found)}" if found else ""))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -322,13 +250,6 @@ def _show_log(stream: TextIO = sys.stderr) -> None:
     handler.addFilter(logging.Filter("qwen_vl_grpo"))
     logging.getLogger().addHandler(handler)
     logging.getLogger("qwen_vl_grpo").setLevel(logging.INFO)
-
-
-def _correct(metrics: dict[str, Any]) -> str:
-    scores = [metrics.get(when, {}).get("sampled") for when in ("before", "after")]
-    if not scores[0] or not scores[1]:
-        return "-"
-    return f"{scores[0]['correct']:.3f} -> {scores[1]['correct']:.3f} (n {scores[1]['n']})"
 
 
 if __name__ == "__main__":
