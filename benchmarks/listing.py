@@ -21,8 +21,10 @@ CASES |= {"grpo runs --json": ["runs", "--json"], "grpo runs show latest": ["run
 
 
 def write_cards(home: Path, count: int) -> None:
-    """Copies of a real run's card (docs/gpu_digits), each in a folder of its own, with the pointers to them."""
+    """Copies of a real run's card (docs/gpu_digits) with a proof of full length, each in a folder of its own, and the pointers to them."""
     card = json.loads((PROJECT / "docs/gpu_digits/run.json").read_text(encoding="utf-8"))
+    ids = list(range(1000, 1048))
+    card["proof"] = {"outputs": [{"ids": ids, "ties": []}] * 4, "base_outputs": [ids] * 4, "changed": True}
     (home / "index").mkdir(parents=True)
     for i in range(count):
         run_id = f"run-{i:04}"

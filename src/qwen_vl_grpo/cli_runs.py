@@ -138,6 +138,25 @@ def alias(
 
 
 @app.command()
+def verify(run_id: RunId, debug: Debug = False) -> None:
+    """Prove that a run's files are its policy: a process of its own must answer from them as the policy did, token for token."""
+    from qwen_vl_grpo import registry
+
+    card, folder = registry.resolve(run_id)
+    registry.checkpoint_folder(card, folder)
+    from qwen_vl_grpo import hardware
+
+    hardware.quiet_libraries()
+    from qwen_vl_grpo import proof
+
+    verdict = proof.verify(card, folder)
+    proof.keep(verdict, folder)
+    if verdict["state"] != "proved":
+        raise RegistryError(verdict["text"])
+    print(verdict["text"])
+
+
+@app.command()
 def delete(
     run_id: RunId,
     force: Annotated[bool, typer.Option("--force", help="Even if it is the last copy.")] = False,
