@@ -52,9 +52,11 @@ def train(
 ) -> None:
     """Train one run from its config, score it, and keep it under its run_id."""
     from qwen_vl_grpo import config as configs
-    from qwen_vl_grpo import hardware
+    from qwen_vl_grpo import hardware, registry
 
     run = configs.load(config, overrides or ())
+    if run.init_from:  # an alias may stand for another run by the time this one is resumed
+        run = run.model_copy(update={"init_from": registry.actual(run.init_from)})
     arithmetic = configs.arithmetic(run)
     if dry_run:
         import yaml
