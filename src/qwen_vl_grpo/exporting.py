@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 BOUNDS = {"float32": 1e-3, "bfloat16": 0.1}
 """The share of probability that the written checkpoint may give to other tokens than base and adapter do, at any place of the prompt."""
-CLEARLY = 4
-"""The base model must be so many times further from the run than the written checkpoint is."""
+CLEARLY = 2
+"""The base must be so many times further from the run than the written checkpoint is; by then that is nearer to the run than to it."""
 
 
 def refuse(card: RunCard, run_dir: Path, target: Path) -> None:

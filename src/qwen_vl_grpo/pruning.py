@@ -12,6 +12,8 @@ from qwen_vl_grpo.interfaces import RunCard
 
 TO_RESUME = (".pt", ".pth", ".bin")
 """Suffixes of what a checkpoint holds only to be resumed: optimizer, schedule, random generators, TRL's arguments."""
+SHARDED = ("global_step", "optimizer")
+"""How the folders begin in which DeepSpeed and FSDP keep the same."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,14 @@ def spare(card: RunCard, run_dir: Path) -> Spare:
     gone = [path for path in found if path not in kept]
     gone += [path for path in (run_dir / checkpoints.ASIDE, run_dir / ".warmup") if path.is_dir()]
     if finished:
-        gone += sorted(path for folder in kept for path in folder.iterdir() if path.suffix in TO_RESUME or path.is_dir())
+        gone += sorted(path for folder in kept for path in folder.iterdir() if to_resume(path))
     names = " and ".join(sorted(path.name for path in kept))
     return Spare(card, run_dir, tuple(gone), f"the weights of {names}" if finished else f"{names} to resume from")
+
+
+def to_resume(path: Path) -> bool:
+    """Whether a file or folder of a checkpoint is there only to be resumed from."""
+    return path.name.startswith(SHARDED) if path.is_dir() else path.suffix in TO_RESUME
 
 
 def prune(found: Spare) -> None:

@@ -8,8 +8,8 @@ from qwen_vl_grpo import attempts, checkpoints, index, pruning, registry
 from qwen_vl_grpo.errors import RegistryError
 from qwen_vl_grpo.interfaces import RunCard
 
-WEIGHTS = ("adapter_model.safetensors", "adapter_config.json", "trainer_state.json")
-TO_RESUME = ("optimizer.pt", "rng_state.pth", "training_args.bin")
+WEIGHTS = ("adapter_model.safetensors", "adapter_config.json", "trainer_state.json", "additional_chat_templates/a.jinja")
+TO_RESUME = ("optimizer.pt", "rng_state.pth", "training_args.bin", "global_step10/rank_0.pt")
 
 
 @pytest.fixture
@@ -23,6 +23,7 @@ def run(config_of, tmp_path):
             aside = folder / checkpoints.ASIDE / f"checkpoint-{step}"
             aside.mkdir(parents=True)
             for name in WEIGHTS + TO_RESUME:
+                (aside / name).parent.mkdir(exist_ok=True)
                 (aside / name).write_text(f"{name} of step {step}")
             checkpoints.publish(aside, folder)
             aside.parent.rmdir()
@@ -45,8 +46,8 @@ def below(folder):
 def test_a_finished_run_keeps_the_weights_that_answer(run):
     card, folder = run(10, 20, 30)
     spare = pruning.spare(card, folder)
-    assert {path.name for path in spare.paths} == {"checkpoint-10", "checkpoint-20", *TO_RESUME}
-    assert spare.size == sum(path.stat().st_size for path in folder.glob("checkpoint-[12]0/*")) + sum(
+    assert {path.name for path in spare.paths} == {"checkpoint-10", "checkpoint-20", *(name.split("/")[0] for name in TO_RESUME)}
+    assert spare.size == sum(path.stat().st_size for path in folder.glob("checkpoint-[12]0/**/*") if path.is_file()) + sum(
         (folder / "checkpoint-30" / name).stat().st_size for name in TO_RESUME
     )
     assert spare.text().endswith("keeps the weights of checkpoint-30")
