@@ -7,7 +7,7 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo demo-control show test test-vllm check setup lock docs bench overhead bench-gpu kill-resume clean
+.PHONY: demo demo-control show test test-vllm check setup lock docs bench bench-runs overhead bench-gpu kill-resume clean
 .DEFAULT_GOAL := help
 
 help:
@@ -51,6 +51,9 @@ kill-resume: .venv/.demo-ready  ## a run killed with -9 at ten random moments an
 
 overhead: .venv/.dev-ready  ## what a run adds to a step of a bare TRL script, in turns (docs/overhead.md)
 	PYTHONPATH=src:. $(BIN)/python -m benchmarks.overhead
+
+bench-runs: .venv/.dev-ready  ## how long `grpo runs` takes over 1,000 cards
+	$(BIN)/python benchmarks/listing.py
 
 bench-gpu:  ## one row of docs/rollouts.md on a GPU: make bench-gpu ROW=step-3b VOCABULARY=FOLDER/qwen.tiktoken (PYTHON has vLLM)
 	VLLM_USE_FLASHINFER_SAMPLER=0 PYTHONPATH=src:.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.gpu_rows $(ROW) --vocabulary $(VOCABULARY)

@@ -25,6 +25,10 @@ def resumable(config: RunConfig) -> RunCard:
     card = begun(config)
     if ended(card, config):
         raise RegistryError(f"run_id {config.run_id}: has reached step {_reached(config)} already; raise max_steps to go on")
+    if card.pruned:
+        raise RegistryError(
+            f"run_id {config.run_id}: was pruned, so its optimizer's state is gone; start a new run from its weights with init_from"
+        )
     return card
 
 

@@ -45,6 +45,14 @@ def whole(folder: Path) -> bool:
     return all((folder / name).is_file() and sha256(folder / name) == expected for expected, _, name in (x.partition("  ") for x in lines))
 
 
+def forget_missing(folder: Path) -> None:
+    """Take the files that are gone out of a checkpoint's hashes, so that what is left of it is whole."""
+    lines = (folder / HASHES).read_text(encoding="utf-8").splitlines(keepends=True)
+    beside = folder / f".{HASHES}"
+    beside.write_text("".join(line for line in lines if (folder / line.rstrip("\n").partition("  ")[2]).is_file()), encoding="utf-8")
+    os.replace(beside, folder / HASHES)
+
+
 def in_order(run_dir: Path) -> list[Path]:
     """The checkpoints that were written to their end, oldest step first."""
     return sorted((path for path in run_dir.glob("checkpoint-*") if sealed(path)), key=step_of)

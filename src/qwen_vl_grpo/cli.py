@@ -6,28 +6,30 @@ Nothing heavy is imported before every cheap refusal has had its turn, so a typo
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Literal, TextIO
 
 import typer
 
-from qwen_vl_grpo import __version__, cli_compare, cli_infer
+from qwen_vl_grpo import __version__, cli_compare, cli_infer, cli_runs
+from qwen_vl_grpo.cli_runs import AsJson, Debug
 from qwen_vl_grpo.errors import GrpoError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-runs_app = typer.Typer(rich_markup_mode=None, help="List runs, show one, or find runs that were moved.")
-app.add_typer(runs_app, name="runs")
+app.add_typer(cli_runs.app, name="runs")
 app.command()(cli_compare.compare)
 app.command()(cli_infer.infer)
 app.command()(cli_infer.serve)
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a disk says that has no room."""
+
 Config = Annotated[str, typer.Argument(help="The run's YAML file.", metavar="CONFIG")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set data.workers=4. Repeatable.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the whole record as JSON.")]
 
 
 def _version(asked: bool) -> None:
@@ -52,9 +54,11 @@ def train(
 ) -> None:
     """Train one run from its config, score it, and keep it under its run_id."""
     from qwen_vl_grpo import config as configs
-    from qwen_vl_grpo import hardware
+    from qwen_vl_grpo import hardware, registry
 
     run = configs.load(config, overrides or ())
+    if run.init_from:  # an alias may stand for another run by the time this one is resumed
+        run = run.model_copy(update={"init_from": registry.actual(run.init_from)})
     arithmetic = configs.arithmetic(run)
     if dry_run:
         import yaml
@@ -143,6 +147,28 @@ def plan(
 
 
 @app.command()
+def export(
+    run_id: Annotated[str, typer.Argument(help="A run_id, an alias, or `latest`.")],
+    merged: Annotated[str, typer.Option("--merged", help="The new folder that the full checkpoint is written to.")],
+    dtype: Annotated[
+        Literal["bfloat16", "float32"] | None, typer.Option("--dtype", help="Of the weights; the run's own if not given.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a run as one full checkpoint for transformers and vLLM, compared with base and adapter before it is there."""
+    from qwen_vl_grpo import exporting, hardware, registry
+
+    card, run_dir = registry.resolve(run_id)
+    exporting.refuse(card, run_dir, Path(merged))
+    hardware.quiet_libraries()
+    record = exporting.export(card, run_dir, Path(merged), dtype)
+    print(
+        f"{card.run_id} is in {merged} ({record['dtype']}): writing moved {record['moved_by_writing']:.2g} of the probability of a token, "
+        f"training {record['moved_by_training']:.2g}"
+    )
+
+
+@app.command()
 def doctor(
     rollouts: Annotated[str, typer.Option("--rollouts", help="Check that the engine samples this config's own policy.", metavar="CONFIG")],
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set lora.r=32. Repeatable.")] = None,
@@ -162,76 +188,6 @@ def doctor(
         print(f"ok  {when}: " + ", ".join(f"{name.removeprefix('parity/')} {value:.2g}" for name, value in figures.items()))
 
 
-@runs_app.callback(invoke_without_command=True)
-def list_runs(context: typer.Context, as_json: AsJson = False, debug: Debug = False) -> None:
-    if context.invoked_subcommand:
-        return
-    from qwen_vl_grpo import registry
-
-    found = registry.list_runs()
-    if as_json:
-        print(json.dumps([card.model_dump(mode="json") | {"folder": str(folder)} for card, folder in found], indent=2))
-        return
-    if not found:
-        print(f"no runs yet (index: {registry.home() / 'index'})")
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("run_id", "state", "sampled answers right", "created", "base model", box=None)
-    rows = [(card.run_id, card.state, _correct(card.metrics), card.created[:10], card.base_model) for card, _ in found]
-    for row in rows:
-        table.add_row(*row)
-    for column, values in zip(table.columns[:-1], zip(*rows, strict=True), strict=False):  # a narrow terminal cuts the base model alone
-        column.min_width, column.no_wrap = max(len(value) for value in values), True
-    table.columns[-1].overflow, table.columns[-1].no_wrap = "ellipsis", True
-    Console().print(table)
-
-
-@runs_app.command()
-def show(run_id: str, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Show everything that is known of one run or group of seeds."""
-    from qwen_vl_grpo import registry
-
-    if group := registry.read_group(run_id):
-        from qwen_vl_grpo.seeds import text
-
-        print(json.dumps(group, indent=2) if as_json else text(group))
-        return
-    card, folder = registry.resolve(run_id)
-    if as_json:
-        print(card.model_dump_json(indent=2))
-        return
-    import yaml
-
-    print(f"# {folder}")
-    print(yaml.safe_dump(card.model_dump(mode="json", exclude={"config", "checkpoint_files"}), sort_keys=False), end="")
-
-
-@runs_app.command()
-def alarms(run_id: str, debug: Debug = False) -> None:
-    """Ask a run's metrics again what went wrong without an error."""
-    from qwen_vl_grpo import attempts, registry
-    from qwen_vl_grpo.alarms import replay
-
-    _, folder = registry.resolve(run_id)
-    lines = attempts.standing(attempts.metrics(folder))
-    rang = replay(lines)
-    for alarm in rang:
-        print(f"{alarm['name']}, step {alarm['first_step']} to {alarm['last_step']}: {alarm['text']}")
-    if not rang:
-        print(f"{run_id}: no alarm in {len(lines)} lines of metrics")
-
-
-@runs_app.command()
-def scan(folder: str, debug: Debug = False) -> None:
-    """Find every run below a folder again, wherever it was moved."""
-    from qwen_vl_grpo import registry
-
-    found = registry.scan(Path(folder))
-    print(f"{len(found)} runs found below {folder}" + (f": {', '.join(found)}" if found else ""))
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; an error that a user can mend becomes one line on stderr and exit code 1."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -242,6 +198,10 @@ def main(arguments: list[str] | None = None) -> None:
         if "--debug" in arguments:
             raise
         sys.exit(f"error: {' '.join('; '.join([str(error), *getattr(error, '__notes__', [])]).split())}")
+    except OSError as error:
+        if "--debug" in arguments or error.errno not in FULL:
+            raise
+        sys.exit(f"error: {error.filename or 'a file'}: cannot be written ({error.strerror}); make room on that disk")
     except SystemExit as end:  # typer turns Ctrl-C into it, and a run SIGTERM
         if end.code in (130, 143):
             print("interrupted", file=sys.stderr)
@@ -292,13 +252,6 @@ def _show_log(stream: TextIO = sys.stderr) -> None:
     handler.addFilter(logging.Filter("qwen_vl_grpo"))
     logging.getLogger().addHandler(handler)
     logging.getLogger("qwen_vl_grpo").setLevel(logging.INFO)
-
-
-def _correct(metrics: dict[str, Any]) -> str:
-    scores = [metrics.get(when, {}).get("sampled") for when in ("before", "after")]
-    if not scores[0] or not scores[1]:
-        return "-"
-    return f"{scores[0]['correct']:.3f} -> {scores[1]['correct']:.3f} (n {scores[1]['n']})"
 
 
 if __name__ == "__main__":

@@ -106,6 +106,10 @@ class RunCard(BaseModel):
     """start, end, state, first_step and last_step of each. In metrics.jsonl a step that was done again has the line of each attempt."""
     alarms: list[dict[str, Any]] = []
     """Each alarm that rang: name, first_step, last_step, text."""
+    proof: dict[str, Any] = {}
+    """What the policy answered to a few items when it was trained, and whether the files of the run answer so too (proof.py)."""
+    pruned: bool = False
+    """What it would be resumed from has been deleted; it still answers."""
     created: str = ""
     finished: str | None = None
     error: str | None = None

@@ -8,31 +8,29 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import shutil
 import subprocess
+from contextlib import suppress
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from qwen_vl_grpo import index
 from qwen_vl_grpo.checkpoints import sha256
-from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import ConfigError, RegistryError
+from qwen_vl_grpo.index import PROJECT, home
 from qwen_vl_grpo.interfaces import RunCard
 from qwen_vl_grpo.run_id import check_run_id
+
+if TYPE_CHECKING:  # listing runs has no use for it, and it takes as long to import as all else
+    from qwen_vl_grpo.config import RunConfig
 
 SCHEMA_VERSION = 1
 GROUP = "group.json"
 """What the folder of a group of seeds has in place of run.json."""
-PROJECT = Path(__file__).resolve().parents[2]
-
-
-def home() -> Path:
-    """The folder that holds the index: GRPO_HOME, else `outputs` of this project."""
-    return Path(os.environ.get("GRPO_HOME") or PROJECT / "outputs")
 
 
 def claim(config: RunConfig) -> Path:
@@ -40,17 +38,21 @@ def claim(config: RunConfig) -> Path:
 
     Only a demonstration run makes room for a new one of the same id, and only for another demonstration run.
     """
-    refuse_existing(config)
     run_dir = config.run_dir
-    if run_dir.exists():
-        shutil.rmtree(run_dir)
-    run_dir.mkdir(parents=True)
+    with index.claiming():  # of two processes with one id, the second finds it taken
+        refuse_existing(config)
+        if run_dir.exists():
+            shutil.rmtree(run_dir)
+        run_dir.mkdir(parents=True)
+        index.point(config.run_id, run_dir)
     return run_dir
 
 
 def refuse_existing(config: RunConfig) -> None:
-    """Raise RegistryError if the id is taken, in this output_dir or another; writes nothing."""
-    for run_dir in filter(None, (_indexed(config.run_id), config.run_dir)):
+    """Raise RegistryError if the id is taken, by a run in this output_dir or another, or by an alias; writes nothing."""
+    if stands_for := index.aliases().get(config.run_id):
+        raise RegistryError(f"run_id {config.run_id}: is an alias of run {stands_for}; choose another run_id")
+    for run_dir in filter(None, (index.place(config.run_id), config.run_dir)):
         if not run_dir.exists():
             continue
         demo = (run_dir / "run.json").is_file() and read(run_dir).demo
@@ -63,19 +65,19 @@ def refuse_existing(config: RunConfig) -> None:
 
 def write(card: RunCard, run_dir: Path) -> None:
     """Write run.json and the pointer to it, each whole or not at all."""
-    _replace(run_dir / "run.json", card.model_dump_json(indent=2) + "\n")
-    _replace(_pointer(card.run_id), json.dumps({"path": str(run_dir.resolve())}) + "\n")
+    index.replace(run_dir / "run.json", card.model_dump_json(indent=2) + "\n")
+    index.point(card.run_id, run_dir)
 
 
 def write_group(group: dict[str, Any], folder: Path) -> None:
     """Write a group's summary and the pointer to it, each whole or not at all."""
-    _replace(folder / GROUP, json.dumps(group, indent=2) + "\n")
-    _replace(_pointer(group["run_id"]), json.dumps({"path": str(folder.resolve())}) + "\n")
+    index.replace(folder / GROUP, json.dumps(group, indent=2) + "\n")
+    index.point(group["run_id"], folder)
 
 
 def read_group(run_id: str) -> dict[str, Any] | None:
     """The summary of a group of seeds; None if the id is not a group's."""
-    folder = _indexed(run_id)
+    folder = None if run_id == "latest" else index.place(run_id)
     if folder is None or not (folder / GROUP).is_file():
         return None
     return json.loads((folder / GROUP).read_text(encoding="utf-8"))
@@ -85,31 +87,28 @@ def read(run_dir: Path) -> RunCard:
     """Read the card in a run's folder; raises RegistryError if it is missing, broken, or newer than this program."""
     path = run_dir / "run.json"
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        schema = raw.get("schema_version") if isinstance(raw, dict) else None
-        if isinstance(schema, int) and schema > SCHEMA_VERSION:
-            raise RegistryError(f"{path}: was written by a newer version (schema {schema}); update this program to read it")
-        return RunCard.model_validate(raw)
+        content = path.read_bytes()
     except OSError:
         if (run_dir / GROUP).is_file():
             raise RegistryError(f"run_id {run_dir.name}: is a group; `grpo runs show {run_dir.name}` names its runs") from None
         raise RegistryError(f"{run_dir}: holds no run.json, so it is no run") from None
-    except ValidationError as error:
-        raise RegistryError(f"{path}: is not a run card ({error.errors()[0]['msg']}); restore it from a copy") from None
-    except ValueError as error:
-        raise RegistryError(f"{path}: is not a run card ({error}); restore it from a copy") from None
-
-
-def resolve(run_id: str) -> tuple[RunCard, Path]:
-    """Find a run by its id; raises RegistryError that names the nearest ids."""
     try:
-        check_run_id(run_id)
-    except ConfigError as error:
-        raise RegistryError(str(error)) from None
-    run_dir = _indexed(run_id)
+        card = RunCard.model_validate_json(content)
+        if card.schema_version <= SCHEMA_VERSION:
+            return card
+    except ValidationError as error:
+        if not _newer(content):
+            raise RegistryError(f"{path}: is not a run card ({error.errors()[0]['msg']}); restore it from a copy") from None
+    raise RegistryError(f"{path}: was written by a newer version (this one reads schema {SCHEMA_VERSION}); update this program to read it")
+
+
+def resolve(name: str) -> tuple[RunCard, Path]:
+    """Find a run by its id, an alias of it, or `latest`; raises RegistryError that names the nearest ids."""
+    run_id = actual(name)
+    run_dir = index.place(run_id)
     if run_dir is None:
-        known = sorted(path.stem for path in _pointer(run_id).parent.glob("*.json"))
-        near = difflib.get_close_matches(run_id, known, n=3, cutoff=0.5)
+        known = index.known()
+        near = difflib.get_close_matches(run_id, [*known, *index.aliases()], n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are {len(known)} runs; list them with `grpo runs`"
         raise RegistryError(f"run_id {run_id}: no such run; {hint}")
     if not run_dir.is_dir():
@@ -117,16 +116,22 @@ def resolve(run_id: str) -> tuple[RunCard, Path]:
     return read(run_dir), run_dir
 
 
+def actual(name: str) -> str:
+    """The id that a word for a run stands for: the newest run's for `latest`, the run's for an alias, else the word itself."""
+    if name != "latest":
+        return index.aliases().get(name, name)
+    if not (runs := list_runs()):
+        raise RegistryError(f"latest: there is no run yet (index: {home() / 'index'})")
+    return runs[0][0].run_id
+
+
 def list_runs() -> list[tuple[RunCard, Path]]:
     """Every run whose folder is there, newest first; broken cards are passed over."""
     found = []
-    for pointer in (home() / "index").glob("*.json"):
-        run_dir = _indexed(pointer.stem)
-        try:
-            if run_dir is not None:
+    for run_id in index.known():
+        with suppress(RegistryError):
+            if (run_dir := index.place(run_id)) is not None:
                 found.append((read(run_dir), run_dir))
-        except RegistryError:
-            continue
     return sorted(found, key=lambda run: run[0].created, reverse=True)
 
 
@@ -159,7 +164,7 @@ def scan(folder: Path) -> list[str]:
             check_run_id(run_id)
         except (RegistryError, ConfigError, OSError, ValueError, KeyError, TypeError):
             continue
-        _replace(_pointer(run_id), json.dumps({"path": str(path.parent.resolve())}) + "\n")
+        index.point(run_id, path.parent)
         found.append(run_id)
     return found
 
@@ -201,19 +206,9 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=PROJECT, capture_output=True, text=True, check=True, timeout=10).stdout
 
 
-def _pointer(run_id: str) -> Path:
-    return home() / "index" / f"{run_id}.json"
-
-
-def _indexed(run_id: str) -> Path | None:
-    try:
-        return Path(json.loads(_pointer(run_id).read_text(encoding="utf-8"))["path"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+def _newer(content: bytes) -> bool:
+    """Whether a card that cannot be read says that a newer program wrote it."""
+    with suppress(ValueError):
+        raw = json.loads(content)
+        return isinstance(raw, dict) and isinstance(raw.get("schema_version"), int) and raw["schema_version"] > SCHEMA_VERSION
+    return False

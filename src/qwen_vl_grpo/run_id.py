@@ -6,13 +6,15 @@ import re
 
 from qwen_vl_grpo.errors import ConfigError
 
+WORDS = {"all": "every run", "latest": "the newest run"}
+"""Words that stand for runs wherever an id is taken -> what for."""
 RUN_ID_PATTERN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.)){0,62}")
 
 
 def check_run_id(run_id: str) -> str:
     """Return `run_id` if it may name a folder, a Hub tag and a W&B run alike; raise ConfigError otherwise."""
-    if run_id.lower() == "all":
-        raise ConfigError("run_id: 'all' is the word for every run, so no run may have it as its id; choose another")
+    if word := WORDS.get(run_id.lower()):
+        raise ConfigError(f"run_id: '{run_id.lower()}' is the word for {word}, so no run may have it as its id; choose another")
     if not RUN_ID_PATTERN.fullmatch(run_id) or run_id.endswith((".", ".lock")):  # git allows no tag that ends so
         raise ConfigError(
             f"run_id: {run_id[:80]!r} is not a run id; use 1 to 63 letters, digits, '-', '_' and single dots, "

@@ -13,12 +13,13 @@ from typing import Any
 import datasets
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 from transformers import AutoModelForImageTextToText, TrainerState
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from qwen_vl_grpo import checkpoints, groups, tracking
 from qwen_vl_grpo.correction import importance_weights, joined, statistics
-from qwen_vl_grpo.errors import DivergenceError, PolicyError
+from qwen_vl_grpo.errors import DivergenceError, PolicyError, RegistryError
 from qwen_vl_grpo.pictures import OncePreprocessed, SharedRows, preprocessed_once, seen_once
 from qwen_vl_grpo.rollouts import FaithfulGeneration
 
@@ -135,11 +136,18 @@ class VisionGRPOTrainer(GRPOTrainer):
             self.accelerator.wait_for_everyone()
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                checkpoints.publish(run_dir / checkpoints.ASIDE / f"checkpoint-{self.state.global_step}", run_dir)
+                (run_dir / checkpoints.ASIDE).rmdir()
+        except (OSError, SafetensorError, RuntimeError) as error:  # torch says RuntimeError where a disk is full
+            shutil.rmtree(run_dir / checkpoints.ASIDE, ignore_errors=True)  # the card needs room, too
+            raise RegistryError(
+                f"{run_dir}: the checkpoint of step {self.state.global_step} cannot be written ({' '.join(str(error).split())[:200]}); "
+                "those before it are whole, so make room and go on with --resume"
+            ) from error
         finally:
             self._saving = False
         if self.args.should_save:
-            checkpoints.publish(run_dir / checkpoints.ASIDE / f"checkpoint-{self.state.global_step}", run_dir)
-            (run_dir / checkpoints.ASIDE).rmdir()
             checkpoints.prune(run_dir, self._checkpoint_limit)
         self.accelerator.wait_for_everyone()
 

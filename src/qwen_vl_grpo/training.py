@@ -23,6 +23,7 @@ from qwen_vl_grpo import (
     hardware,
     parity,
     policy,
+    proof,
     registry,
     rollouts,
     tracking,
@@ -67,6 +68,7 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
         log.info("gradient checkpointing (%s): %d layers are recomputed", config.gradient_checkpointing, prepared.recomputed)
         model = load_policy(config, prepared, run_dir)
         trainer = build_trainer(config, prepared, model, run_dir, ledger)
+        exam = _exam(config, prepared, trainer, run_dir)
         if checkpoint is None and (parent := attempts.parent(config)):
             registry.verify_files(parent[0], parent[1].parent)
             log.info("starts from the weights of run %s, %s", parent[0].run_id, parent[1].name)
@@ -76,7 +78,7 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
         for name, (learning, total) in policy.trainable_parts(trainer.model).items():
             log.info("%s: %s of %s weights learn", name, f"{learning:,}", f"{total:,}")
         _train_and_score(config, prepared, trainer, ledger, card, checkpoint)
-        card = attempts.end(_finish(card, config, trainer, run_dir), "finished", trainer.state.global_step)
+        card = attempts.end(_finish(card, config, trainer, run_dir, exam), "finished", trainer.state.global_step)
         registry.write(card, run_dir)
     except BaseException as error:
         state = "interrupted" if isinstance(error, KeyboardInterrupt | Terminated) else "failed"
@@ -203,15 +205,29 @@ def _again(card: RunCard, config: RunConfig, prepared: Prepared) -> RunCard:
     return card.model_copy(update={"config": config.model_dump(mode="json")})
 
 
-def _finish(card: RunCard, config: RunConfig, trainer: VisionGRPOTrainer, run_dir: Path) -> RunCard:
+def _exam(config: RunConfig, prepared: Prepared, trainer: VisionGRPOTrainer, run_dir: Path) -> proof.Exam | None:
+    """The items of the run's proof, answered by the base that it starts from; None where no process holds all weights."""
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        log.info("no proof is kept: the weights are sharded")
+        return None
+    samples = prepared.held_out or [dataset.to_sample(row) for row in prepared.rows.select(range(min(proof.ITEMS, len(prepared.rows))))]
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return proof.Exam(model, prepared.processor, samples, run_dir, config.max_completion_length)
+
+
+def _finish(card: RunCard, config: RunConfig, trainer: VisionGRPOTrainer, run_dir: Path, exam: proof.Exam | None) -> RunCard:
     if torch.cuda.is_available():
         card.metrics["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
-    finished = {"state": "finished", "finished": registry.now()}
+    finished: dict[str, Any] = {"state": "finished", "finished": registry.now(), "proof": exam.record() if exam else {}}
+    if exam and not finished["proof"]["changed"]:
+        log.warning("training changed no answer: the policy answers %d items as its base does, token for token", len(exam.samples))
     return card.model_copy(update=finished | _kept(config, run_dir, f"checkpoint-{trainer.state.global_step}"))
 
 
 def _kept(config: RunConfig, run_dir: Path, checkpoint: str) -> dict[str, Any]:
     files = registry.hash_files(run_dir, checkpoint) | (registry.hash_files(run_dir, "warmup") if config.warmup else {})
+    if (run_dir / proof.FILE).is_file():
+        files |= registry.hash_files(run_dir, Path(proof.FILE).parent.name)
     return {"checkpoint": checkpoint, "checkpoint_files": files}
 
 

@@ -6,15 +6,17 @@ import gc
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
 
 from qwen_vl_grpo import policy
+from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import RegistryError
-from qwen_vl_grpo.interfaces import Sample
-from qwen_vl_grpo.loading import Completion, Question, RunPolicy, finished
+from qwen_vl_grpo.interfaces import RunCard, Sample
+from qwen_vl_grpo.loading import Completion, Question, RunPolicy, finished, load
 from qwen_vl_grpo.rollouts import vision_token_ids
 
 
@@ -92,6 +94,12 @@ def sampled(
             eos_token_id=ends, pad_token_id=processor.tokenizer.pad_token_id,
         )  # fmt: skip
     return ids[:, encoded["input_ids"].shape[1] :].tolist(), encoded["attention_mask"].sum(1).tolist()
+
+
+def load_run(card: RunCard, run_dir: Path) -> tuple[Any, Any, RunConfig]:
+    """A run's policy in memory, its processor and config; raises RegistryError if its files are not those of the card or say nothing."""
+    run = load(card, run_dir)
+    return TransformersBackend([run], 1).model, run.processor, run.config
 
 
 class evaluating:

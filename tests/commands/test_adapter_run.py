@@ -61,3 +61,22 @@ def test_the_adapter_answers_by_its_run_id(workshop, adapter):
     done = workshop.infer("--run_id", adapter, "--prompt", "Which digit is this?", "--image_path", "digits/pictures/0000.png", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["run_id"] == adapter
+
+
+def test_its_files_are_proved_to_be_its_policy_after_it_was_pruned(workshop, adapter):
+    pruned = workshop.grpo("runs", "prune", adapter, "--yes")
+    assert pruned.returncode == 0, pruned.stderr
+    assert not list(workshop.run_dir(adapter).glob("checkpoint-*/optimizer.pt"))
+    done = workshop.grpo("runs", "verify", adapter)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"run_id {adapter}: its files answer all 4 items as the policy did when it was trained\n"
+    assert workshop.card(adapter)["proof"]["verdict"]["state"] == "proved"
+
+
+def test_it_is_exported_as_one_checkpoint_and_not_over_anything(workshop, adapter, refused):
+    done = workshop.grpo("export", adapter, "--merged", "full")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{adapter} is in full (float32): writing moved ")
+    there = {path.name for path in (workshop.folder / "full").iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "grpo_export.json"} <= there
+    assert "--merged full: is there already" in refused(workshop.grpo("export", adapter, "--merged", "full"))

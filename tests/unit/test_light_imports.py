@@ -30,7 +30,23 @@ def command(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["cli", "config", "registry", "hardware", "planning", "report", "interfaces", "rewards", "tasks", "answers", "tracking"]
+    "name",
+    [
+        "cli",
+        "config",
+        "index",
+        "registry",
+        "pruning",
+        "exporting",
+        "hardware",
+        "planning",
+        "report",
+        "interfaces",
+        "rewards",
+        "tasks",
+        "answers",
+        "tracking",
+    ],
 )
 def test_importing_a_light_module_loads_no_heavy_library(name, tmp_path):
     loaded = modules_after(f"import qwen_vl_grpo.{name}", tmp_path)
@@ -59,6 +75,10 @@ def test_importing_a_light_module_loads_no_heavy_library(name, tmp_path):
         ("compare", "--help"),
         ("compare", "nothing", "nobody"),
         ("compare", "all"),
+        ("runs", "--sort", "right", "--state", "failed"),
+        ("runs", "verify", "nothing"),
+        ("runs", "prune", "--dry_run"),
+        ("export", "nothing", "--merged", "full"),
         ("infer", "--run_id", "nothing", "--prompt", "Why?"),
         ("train", "--set", "learning_rat=1"),
         ("train", "--set", "run_id=../x"),
