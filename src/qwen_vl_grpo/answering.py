@@ -93,13 +93,11 @@ def ask(
             continue
         started = time.perf_counter()
         with closing(_start(backend_name, group, wanted, how)) as backend:
-            effects = {run: round(backend.check(run, canary(run)), 6) for run in group if run.has_adapter}
-            for run, moved in effects.items():
-                log.info("%s: its adapter moves a canary's log-probabilities by %.2g", run.run_id, moved)
-            log.info(
-                "%s: %d run%s loaded in %.1f s", backend.name, len(group), "s" * (len(group) > 1), seconds := time.perf_counter() - started
-            )
-            loaded(seconds)
+            for run in group:
+                if run.has_adapter:
+                    moved = backend.check(run, canary(run))
+                    log.info("%s: its adapter moves a canary's log-probabilities by %.2g", run.run_id, moved)
+            loaded(time.perf_counter() - started)
             yield from _answers(backend, group, wanted, how, answered)
 
 

@@ -11,8 +11,8 @@ do not match (vllm#34186) and the part of one that lies in the vision tower, whi
 from __future__ import annotations
 
 import gc
-import json
 import logging
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -176,8 +176,7 @@ def only(run: RunPolicy, part: str, folder: Path) -> Path:
     folder.mkdir()
     tensors = load_file(run.folder / "adapter_model.safetensors")
     save_file({name: tensor for name, tensor in tensors.items() if policy.part(name) == part}, folder / "adapter_model.safetensors")
-    settings = json.loads((run.folder / "adapter_config.json").read_text(encoding="utf-8"))
-    (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    shutil.copy(run.folder / "adapter_config.json", folder)
     return folder
 
 
