@@ -56,7 +56,7 @@ def list_runs(
 
     found = [
         (card, folder)
-        for card, folder in registry.list_runs()
+        for card, folder in (registry.list_runs() if as_json else registry.listed())
         if state in (None, card.state) and task in (None, card.task) and (base or "").lower() in card.base_model.lower()
     ]
     found.sort(key=lambda run: SORTS[sort](run[0]), reverse=(sort in ("created", "right")) != reverse)

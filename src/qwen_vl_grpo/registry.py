@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -22,11 +22,13 @@ from qwen_vl_grpo import index
 from qwen_vl_grpo.checkpoints import sha256
 from qwen_vl_grpo.errors import ConfigError, RegistryError
 from qwen_vl_grpo.index import PROJECT, home
-from qwen_vl_grpo.interfaces import RunCard
+from qwen_vl_grpo.interfaces import Listed, RunCard
 from qwen_vl_grpo.run_id import check_run_id
 
 if TYPE_CHECKING:  # listing runs has no use for it, and it takes as long to import as all else
     from qwen_vl_grpo.config import RunConfig
+
+Card = TypeVar("Card", RunCard, Listed)
 
 SCHEMA_VERSION = 1
 GROUP = "group.json"
@@ -85,6 +87,10 @@ def read_group(run_id: str) -> dict[str, Any] | None:
 
 def read(run_dir: Path) -> RunCard:
     """Read the card in a run's folder; raises RegistryError if it is missing, broken, or newer than this program."""
+    return _read(run_dir, RunCard)
+
+
+def _read(run_dir: Path, shape: type[Card]) -> Card:
     path = run_dir / "run.json"
     try:
         content = path.read_bytes()
@@ -93,7 +99,7 @@ def read(run_dir: Path) -> RunCard:
             raise RegistryError(f"run_id {run_dir.name}: is a group; `grpo runs show {run_dir.name}` names its runs") from None
         raise RegistryError(f"{run_dir}: holds no run.json, so it is no run") from None
     try:
-        card = RunCard.model_validate_json(content)
+        card = shape.model_validate_json(content)
         if card.schema_version <= SCHEMA_VERSION:
             return card
     except ValidationError as error:
@@ -120,18 +126,27 @@ def actual(name: str) -> str:
     """The id that a word for a run stands for: the newest run's for `latest`, the run's for an alias, else the word itself."""
     if name != "latest":
         return index.aliases().get(name, name)
-    if not (runs := list_runs()):
+    if not (runs := listed()):
         raise RegistryError(f"latest: there is no run yet (index: {home() / 'index'})")
     return runs[0][0].run_id
 
 
 def list_runs() -> list[tuple[RunCard, Path]]:
     """Every run whose folder is there, newest first; broken cards are passed over."""
+    return _listed(RunCard)
+
+
+def listed() -> list[tuple[Listed, Path]]:
+    """The same runs in the same order, with no more of their cards than a list shows."""
+    return _listed(Listed)
+
+
+def _listed(shape: type[Card]) -> list[tuple[Card, Path]]:
     found = []
     for run_id in index.known():
         with suppress(RegistryError):
             if (run_dir := index.place(run_id)) is not None:
-                found.append((read(run_dir), run_dir))
+                found.append((_read(run_dir, shape), run_dir))
     return sorted(found, key=lambda run: run[0].created, reverse=True)
 
 
