@@ -15,7 +15,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from qwen_vl_grpo import __version__
-from qwen_vl_grpo.errors import DataError, GrpoError
+from qwen_vl_grpo.errors import ConfigError, DataError, GrpoError, HubError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 runs_app = typer.Typer(rich_markup_mode=None, help="List runs, show one, or find runs that were moved.")
@@ -166,6 +166,34 @@ def infer(
 
 
 @app.command()
+def publish(
+    run_id: Annotated[str | None, typer.Argument(help="The run to publish.")] = None,
+    pending: Annotated[bool, typer.Option("--pending", help="Publish every run that waits because the Hub failed.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Publish even if anyone can read the repository.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Put a run into the repository of HF_REGISTRY_REPO, where every node finds it by its run_id."""
+    from qwen_vl_grpo import publishing
+
+    if (run_id is None) != pending:
+        raise ConfigError("grpo publish: name one run, or say --pending")
+    waiting = publishing.pending() if run_id is None else [(run_id, public)]
+    failed = []
+    for name, anyone in waiting:
+        try:
+            where = publishing.by_id(name, public or anyone).published
+            print(f"{name}: published in {where['repo']} at {where['commit']}")
+        except GrpoError as error:
+            if run_id is not None:
+                raise
+            failed.append(str(error))
+    if failed:
+        raise HubError(f"{len(failed)} of {len(waiting)} runs still wait: {'; '.join(failed)}")
+    if not waiting:
+        print("no run waits for the Hub")
+
+
+@app.command()
 def doctor(
     rollouts: Annotated[str, typer.Option("--rollouts", help="Check that the engine samples this config's own policy.", metavar="CONFIG")],
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set lora.r=32. Repeatable.")] = None,
@@ -186,17 +214,22 @@ def doctor(
 
 
 @runs_app.callback(invoke_without_command=True)
-def list_runs(context: typer.Context, as_json: AsJson = False, debug: Debug = False) -> None:
+def list_runs(
+    context: typer.Context,
+    on_hub: Annotated[bool, typer.Option("--hub", help="The runs in the repository of HF_REGISTRY_REPO instead of those here.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
     if context.invoked_subcommand:
         return
     from qwen_vl_grpo import registry
 
-    found = registry.list_runs()
+    found = [(card, None) for card in registry.list_hub()] if on_hub else registry.list_runs()
     if as_json:
-        print(json.dumps([card.model_dump(mode="json") | {"folder": str(folder)} for card, folder in found], indent=2))
+        print(json.dumps([card.model_dump(mode="json") | ({"folder": str(folder)} if folder else {}) for card, folder in found], indent=2))
         return
     if not found:
-        print(f"no runs yet (index: {registry.home() / 'index'})")
+        print("no runs on the Hub yet" if on_hub else f"no runs yet (index: {registry.home() / 'index'})")
         return
     from rich.console import Console
     from rich.table import Table
@@ -269,7 +302,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _refuse_early(run: Any) -> None:
     """Everything that can be refused without torch."""
-    from qwen_vl_grpo import hardware, planning, registry, rewards, tasks
+    from qwen_vl_grpo import hardware, planning, publishing, registry, rewards, tasks
 
     registry.refuse_existing(run)
     tasks.build(run.task)
@@ -281,6 +314,7 @@ def _refuse_early(run: Any) -> None:
     if not run.allow_tight_memory and (memory := hardware.memory_gib(machine)):
         planning.refuse(run, memory)
         planning.refuse_occupied(run, memory, *hardware.occupied(machine))
+    publishing.refuse(run)
 
 
 def _load_env_file() -> None:

@@ -168,6 +168,10 @@ class TrackingSection(Section):
 class RegistrySection(Section):
     demo: bool = False
     """A demonstration run: the only kind that a new run of the same id replaces."""
+    push: Literal["none", "end", "save"] = "none"
+    """Publish the run to the repository of HF_REGISTRY_REPO at its `end`, or at every `save` and its end; a failed push fails no run."""
+    public: bool = False
+    """Publish even if anyone can read the repository."""
 
 
 class RunConfig(Section):
@@ -365,7 +369,7 @@ ENGINE_KEYS = {
 """Arguments of vLLM's LLM that a key of ours sets -> that key; `engine:` may not repeat them."""
 
 HARMLESS_KEYS = ("max_steps", "save_steps", "logging_steps", "tracking", "allow_tight_memory")
-"""Keys that may differ between a run and its resumption; data.workers is another."""
+"""Keys that may differ between a run and its resumption; data.workers, registry.push and registry.public are others."""
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
@@ -399,7 +403,7 @@ def check(raw: Mapping[str, Any], where: str = "config") -> RunConfig:
 def digest(config: RunConfig) -> str:
     """Hash what makes a run this run: two configs with one digest differ in harmless keys at most."""
     content = config.model_dump(mode="json", exclude=set(HARMLESS_KEYS))
-    del content["data"]["workers"]
+    del content["data"]["workers"], content["registry"]["push"], content["registry"]["public"]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

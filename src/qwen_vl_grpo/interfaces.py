@@ -98,6 +98,8 @@ class RunCard(BaseModel):
     checkpoint_files: dict[str, str] = {}
     """File, relative to the run's folder -> sha256: the final weights, and the warmed-up base where there is one."""
     tracking: dict[str, Any] = {}
+    published: dict[str, str] = {}
+    """Where a whole copy lies on the Hub: repo, commit, tag."""
     alarms: list[dict[str, Any]] = []
     """Each alarm that rang: name, first_step, last_step, text."""
     created: str = ""

@@ -12,13 +12,15 @@ import json
 import os
 import shutil
 import subprocess
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from qwen_vl_grpo import hub, pulling
 from qwen_vl_grpo.config import RunConfig, check_run_id
-from qwen_vl_grpo.errors import ConfigError, RegistryError
+from qwen_vl_grpo.errors import ConfigError, HubError, RegistryError
 from qwen_vl_grpo.interfaces import RunCard
 
 SCHEMA_VERSION = 1
@@ -80,12 +82,12 @@ def read(run_dir: Path) -> RunCard:
 
 
 def resolve(run_id: str) -> tuple[RunCard, Path]:
-    """Find a run by its id; raises RegistryError that names the nearest ids."""
+    """Find a run by its id, here or else on the Hub, from where it is brought; raises RegistryError that names the nearest ids."""
     try:
         check_run_id(run_id)
     except ConfigError as error:
         raise RegistryError(str(error)) from None
-    run_dir = _indexed(run_id)
+    run_dir = _indexed(run_id) or _pulled(run_id)
     if run_dir is None:
         known = sorted(path.stem for path in _pointer(run_id).parent.glob("*.json"))
         near = difflib.get_close_matches(run_id, known, n=3, cutoff=0.5)
@@ -107,6 +109,15 @@ def list_runs() -> list[tuple[RunCard, Path]]:
         except RegistryError:
             continue
     return sorted(found, key=lambda run: run[0].created, reverse=True)
+
+
+def list_hub() -> list[RunCard]:
+    """The card of every whole run on the Hub, newest first; broken cards are passed over. Raises HubError."""
+    found = []
+    for card in pulling.cards(home() / "hub-cards"):
+        with suppress(ValidationError):
+            found.append(RunCard.model_validate(card))
+    return sorted(found, key=lambda card: card.created, reverse=True)
 
 
 def scan(folder: Path) -> list[str]:
@@ -169,6 +180,17 @@ def _indexed(run_id: str) -> Path | None:
         return Path(json.loads(_pointer(run_id).read_text(encoding="utf-8"))["path"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _pulled(run_id: str) -> Path | None:
+    """Bring a run here that is on the Hub alone; None if that has none of this id, or HF_REGISTRY_REPO is not set."""
+    try:
+        run_dir = pulling.pull(run_id, home() / "hub") if hub.repository() else None
+    except HubError as error:
+        raise RegistryError(f"run_id {run_id}: is not on this machine, and could not be brought from the Hub: {error}") from None
+    if run_dir is not None:
+        write(read(run_dir), run_dir)
+    return run_dir
 
 
 def _replace(path: Path, text: str) -> None:

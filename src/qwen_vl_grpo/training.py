@@ -28,6 +28,7 @@ from qwen_vl_grpo import (
     parity,
     planning,
     policy,
+    publishing,
     registry,
     rewards,
     rollouts,
@@ -100,7 +101,7 @@ def train(config: RunConfig) -> RunCard:
         tracking.finish()
         ledger.close()
         rescue.release()
-    return card
+    return card if config.registry.push == "none" else publishing.attempt(card, config.registry.public)
 
 
 def prepare(config: RunConfig) -> Prepared:
