@@ -91,6 +91,9 @@ def names(copy: Copy) -> set[str]:
 def check(run_id: str, public: bool, mine: Callable[[bytes], bool]) -> None:
     """Raise HubError or RegistryError if `push` would be refused as things stand; makes the repository if there is none."""
     with _talking("write") as api:
+        token = api.whoami()["auth"]["accessToken"]
+        if token["role"] == "read" or (token["role"] == "fineGrained" and "repo.write" not in str(token.get("fineGrained"))):
+            raise HubError(_scope("write"))
         _refuse_others(api, run_id, _head(api, public), mine)
 
 
@@ -242,12 +245,11 @@ def _refusal(error: Exception, to: str) -> HubError:
         return HubError(f"{repo}: was not asked, because HF_HUB_OFFLINE is set", passing=True)
     if isinstance(error, errors.GatedRepoError):
         return HubError(f"{repo}: is gated; accept its terms at {_page(repo)} with the account of HF_TOKEN")
-    if code == 401:
+    if code == 401 or isinstance(error, errors.LocalTokenNotFoundError):
         said = "the Hub does not know HF_TOKEN" if get_token() else "HF_TOKEN is not set"
         return HubError(f"{repo}: {said} (401); make a token at {_endpoint()}/settings/tokens and set HF_TOKEN")
     if code == 403:
-        scope = "'Write access to contents/settings' (repo.write)" if to == "write" else "'Read access to contents' (repo.content.read)"
-        return HubError(f"{repo}: HF_TOKEN may not {to} (403); give it {scope} of {repo} at {_endpoint()}/settings/tokens")
+        return HubError(_scope(to))
     if code == 404:
         return HubError(f"{repo}: is not there, or HF_TOKEN may not see it (404); look at HF_REGISTRY_REPO")
     if code == 429:
@@ -263,3 +265,9 @@ def _refusal(error: Exception, to: str) -> HubError:
     if isinstance(error, OSError) and error.errno is not None:
         return HubError(f"{repo}: {os.strerror(error.errno)}{f' ({error.filename})' if error.filename else ''}; make room and try again")
     return HubError(f"{repo}: the Hub's answer was broken ({kind}); try again later", passing=True)
+
+
+def _scope(to: str) -> str:
+    """What a token lacks that may not read or write; the words are those of the Hub's page."""
+    scope = "'Write access to contents/settings' (repo.write)" if to == "write" else "'Read access to contents' (repo.content.read)"
+    return f"{_required()}: HF_TOKEN may not {to} (403); give it {scope} of {_required()} at {_endpoint()}/settings/tokens"

@@ -29,9 +29,11 @@ def publish(card: RunCard, run_dir: Path, public: bool = False, tag: str | None 
     registry.checkpoint_folder(card, run_dir)
     registry.verify_files(card, run_dir)
     tag = tag or f"run/{card.run_id}"
-    (run_dir / "README.md").write_text(model_card.render(card, hub.repository() or "", tag), encoding="utf-8")
-    files: dict[str, Path | bytes] = {"run.json": _public_card(card)}
-    files |= {name: run_dir / name for name in (*BESIDE, *checked_files(card.model_dump())) if (run_dir / name).is_file()}
+    page = model_card.render(card, hub.repository() or "", tag)
+    (run_dir / "README.md").write_text(page, encoding="utf-8")
+    files: dict[str, Path | bytes] = {name: run_dir / name for name in (*BESIDE, *card.checkpoint_files) if (run_dir / name).is_file()}
+    files |= {"run.json": _public_card(card), "README.md": page.encode()}  # as bytes: TRL writes a README.md too, at every save
+    checked_files(card.model_dump())
     _refuse_secrets(files)
     copy = hub.push(card.run_id, files, tag, public, lambda there: _same_run(there, card))
     return card.model_copy(update={"published": copy.record()})
@@ -82,8 +84,9 @@ def refuse(config: RunConfig) -> None:
     """Raise before a run what would keep it from being published at its end; a Hub that is away just now is no reason."""
     if config.registry.push == "none":
         return
+    earlier = registry.read(config.run_dir) if (config.run_dir / "run.json").is_file() else None
     try:
-        hub.check(config.run_id, config.registry.public, lambda there: False)
+        hub.check(config.run_id, config.registry.public, lambda there: earlier is not None and _same_run(there, earlier))
     except HubError as error:
         if not error.passing:
             raise

@@ -44,6 +44,7 @@ from qwen_vl_grpo.footprint import Prompt
 from qwen_vl_grpo.interfaces import Generate, RewardFunction, RunCard, Sample, Task
 from qwen_vl_grpo.ledger import Bar, Every, Ledger
 from qwen_vl_grpo.rescue import Rescue, Terminated
+from qwen_vl_grpo.saves import Saves
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
 
 log = logging.getLogger("qwen_vl_grpo")
@@ -81,6 +82,8 @@ def train(config: RunConfig) -> RunCard:
         model = load_policy(config, prepared, run_dir)
         trainer = build_trainer(config, prepared, model, run_dir, ledger)
         rescue.watch(trainer)
+        if config.registry.push == "save":
+            trainer.add_callback(Saves(lambda step: _publish_save(card, config, run_dir, step)))
         for name, (learning, total) in policy.trainable_parts(trainer.model).items():
             log.info("%s: %s of %s weights learn", name, f"{learning:,}", f"{total:,}")
         card.metrics |= _train_and_score(config, prepared, trainer, ledger)
@@ -340,6 +343,11 @@ def _finish(card: RunCard, config: RunConfig, trainer: VisionGRPOTrainer, run_di
 def _kept(config: RunConfig, run_dir: Path, checkpoint: str) -> dict[str, Any]:
     files = registry.hash_files(run_dir, checkpoint) | (registry.hash_files(run_dir, "warmup") if config.warmup else {})
     return {"checkpoint": checkpoint, "checkpoint_files": files}
+
+
+def _publish_save(card: RunCard, config: RunConfig, run_dir: Path, step: int) -> RunCard:
+    card = card.model_copy(update=_kept(config, run_dir, f"checkpoint-{step}"))
+    return publishing.publish(card, run_dir, config.registry.public, f"save/{config.run_id}/{step}")
 
 
 def _line(scores: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from qwen_vl_grpo.interfaces import RunCard
 from tests.hub.loopback import WRITER, Hub
 
 PROJECT = Path(__file__).resolve().parents[2]
+OTHER_CLIENT = PROJECT / ".venv-hub2/bin/python"
 REPO = "someone/runs"
 
 
@@ -92,12 +93,25 @@ def hub():
 
 
 @pytest.fixture
-def node(hub, tmp_path):
+def client(request) -> str:
+    """The interpreter whose huggingface_hub is used: this one (1.33), or that of .venv-hub2 (2.4) in a test marked `both_clients`."""
+    if getattr(request, "param", "this") == "this":
+        return sys.executable
+    if not OTHER_CLIENT.is_file():
+        pytest.skip("huggingface_hub 2.4 needs an environment of its own, which is not there: make .venv-hub2/.ready")
+    return str(OTHER_CLIENT)
+
+
+both_clients = pytest.mark.parametrize("client", ["this", "2.4"], indirect=True)
+
+
+@pytest.fixture
+def node(hub, tmp_path, client):
     """Make a machine by name; each has its own home, cache and runs."""
 
     def make(name: str = "a", **given) -> Node:
         (tmp_path / name).mkdir(exist_ok=True)
-        return Node(tmp_path / name, hub.url, **given)
+        return Node(tmp_path / name, hub.url, **({"python": client} | given))
 
     return make
 

@@ -145,6 +145,10 @@ class Handler(BaseHTTPRequestHandler):
             return False
         return True
 
+    def whoami(self) -> None:
+        role = "write" if self.headers.get("Authorization", "").endswith(WRITER) else "read"
+        self.send(200, {"type": "user", "name": "someone", "orgs": [], "auth": {"accessToken": {"role": role}}})
+
     def create_repo(self) -> None:
         wanted = json.loads(self.body)
         name = f"{wanted.get('organization') or 'someone'}/{wanted['name']}"
@@ -293,6 +297,7 @@ def entry(path: str, data: bytes) -> dict[str, Any]:
 
 REPO = r"(?P<repo>[^/]+/[^/]+)"
 ROUTES: tuple[tuple[str, str, Any], ...] = (
+    ("GET", "/api/whoami-v2", Handler.whoami),
     ("POST", "/api/repos/create", Handler.create_repo),
     ("GET", f"/api/models/{REPO}(?:/revision/([^/]+))?", Handler.info),
     ("GET", f"/api/models/{REPO}/refs", Handler.refs),

@@ -5,12 +5,13 @@ import time
 
 import pytest
 
-from tests.hub.conftest import REPO
+from tests.hub.conftest import REPO, both_clients
 from tests.hub.loopback import READER, WRITER, Fault
 
 COMMIT = f"/api/models/{REPO}/commit/"
 
 
+@both_clients
 @pytest.mark.parametrize(
     ("status", "headers", "said"),
     [
@@ -45,6 +46,7 @@ def test_what_waits_is_tried_again_and_again_until_it_works(hub, node, refused):
     assert a.grpo("publish", "--pending").stdout == "no run waits for the Hub\n"
 
 
+@both_clients
 @pytest.mark.parametrize(
     ("token", "said"),
     [
@@ -70,6 +72,7 @@ def test_a_gated_repository_names_the_page_to_accept(hub, node, refused):
     assert f"accept its terms at {hub.url}/{REPO}" in refused(node(token=READER).grpo("runs", "show", "v1"))
 
 
+@both_clients
 def test_a_hub_that_does_not_answer_is_given_up(hub, node, refused):
     hub.create(REPO)
     hub.faults = [Fault("GET", f"/api/models/{REPO}$", "hang")]
@@ -81,6 +84,7 @@ def test_a_hub_that_does_not_answer_is_given_up(hub, node, refused):
     assert a.waiting() == ["v1"]
 
 
+@both_clients
 def test_a_hub_that_is_not_there(node, refused):
     a = node()
     a.url = "http://127.0.0.1:9"
@@ -103,6 +107,7 @@ def test_the_token_goes_to_no_plain_http_but_the_loopback(node, refused):
     assert "HF_ENDPOINT http://hub.example: would get HF_TOKEN in clear text; use https" in refused(a.grpo("publish", "v1"))
 
 
+@both_clients
 def test_offline_is_said(hub, node, refused):
     assert "HF_HUB_OFFLINE is set" in refused(node().grpo("runs", "show", "v1", HF_HUB_OFFLINE="1"))
     assert hub.seen == []
@@ -123,6 +128,7 @@ def test_a_process_that_was_killed_in_the_middle_leaves_its_run_waiting(hub, nod
     assert set(hub.repos[REPO].tags) == {"run/v1"}
 
 
+@both_clients
 def test_a_commit_of_another_run_in_between_is_kept(hub, node):
     hub.create(REPO)
     hub.before_commit = lambda repo: repo.commit(repo.commits[-1][1] | {"runs/v0/run.json": b"{}"})
@@ -133,6 +139,7 @@ def test_a_commit_of_another_run_in_between_is_kept(hub, node):
     assert {"runs/v0/run.json", "runs/v1/run.json"} <= set(hub.repos[REPO].commits[-1][1])
 
 
+@both_clients
 def test_an_id_that_is_taken_on_the_hub_is_refused(hub, node, refused):
     a, b = node("a"), node("b")
     a.keep("v1")
@@ -143,6 +150,7 @@ def test_an_id_that_is_taken_on_the_hub_is_refused(hub, node, refused):
     assert hub.repos[REPO].commits[-1][1]["runs/v1/checkpoint-3/adapter_model.safetensors"] == b"w" * 5000
 
 
+@both_clients
 def test_two_machines_that_publish_one_id_at_once_do_not_mix(hub, node):
     a, b = node("a"), node("b")
     a.keep("v1")
@@ -167,6 +175,7 @@ def test_two_processes_that_publish_the_same_run_at_once_both_succeed(hub, node)
     assert node("b").card("v1")["run_id"] == "v1"
 
 
+@both_clients
 @pytest.mark.parametrize("does", ["corrupt", "half", 500])
 def test_a_pull_that_goes_wrong_leaves_nothing_that_could_answer(hub, node, refused, does):
     a, b = node("a"), node("b", timeout=2)

@@ -4,9 +4,10 @@ import json
 import subprocess
 from pathlib import Path
 
-from tests.hub.conftest import REPO
+from tests.hub.conftest import REPO, both_clients
 
 
+@both_clients
 def test_a_run_goes_to_a_private_repository_and_comes_to_another_machine_by_its_id(hub, node):
     a, b = node("a"), node("b")
     run_dir = a.keep("v1", metrics={"train_seconds": 1.5})
@@ -50,6 +51,7 @@ def test_a_run_that_was_pulled_once_asks_the_hub_no_more(hub, node):
     assert hub.seen == []
 
 
+@both_clients
 def test_many_runs_share_one_repository(hub, node):
     a, b = node("a"), node("b")
     a.keep("v1")
@@ -82,6 +84,7 @@ def test_publishing_again_changes_nothing(hub, node):
     assert (hub.repos[REPO].head, hub.repos[REPO].tags) == before
 
 
+@both_clients
 def test_a_card_that_has_grown_is_brought_up_to_date_and_old_files_go(hub, node):
     a, b = node("a"), node("b")
     run_dir = a.keep("v1")
@@ -106,6 +109,18 @@ def test_a_run_without_its_tag_is_half_a_run_and_nobody_gets_it(hub, node, refus
     assert b.card("v1")["run_id"] == "v1"
 
 
+def test_a_machine_that_was_lost_leaves_its_last_save_on_the_hub(hub, node):
+    a, b = node("a"), node("b")
+    a.keep("v1")
+    a.grpo("publish", "v1")
+    repo = hub.repos[REPO]
+    repo.tags = {"save/v1/9": repo.commits[0][0], "save/v1/10": repo.head, "save/v2/11": repo.commits[0][0]}
+    assert b.card("v1")["published"]["tag"] == "save/v1/10"
+    assert a.grpo("publish", "v1").returncode == 0
+    assert set(repo.tags) == {"run/v1", "save/v2/11"}
+
+
+@both_clients
 def test_a_public_repository_is_refused_unless_asked_for(hub, node, refused):
     hub.create(REPO, private=False)
     a = node()
