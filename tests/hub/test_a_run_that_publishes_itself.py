@@ -114,3 +114,11 @@ def test_a_hub_that_is_away_at_the_start_keeps_no_run_from_starting(hub, node, r
     done = train(node(), "end")
     assert "the Hub answered 500; try again later; the run starts all the same" in done.stderr
     assert "model_name tiny: there is no such folder" in done.stderr
+
+
+def test_a_base_that_is_gated_names_the_page_to_accept(hub, trainer, refused):
+    hub.create("someone/gated")
+    hub.faults = [Fault(method, "someone/gated", 403, headers={"X-Error-Code": "GatedRepo"}) for method in ("GET", "HEAD")]
+    line = refused(train(trainer(), "none", model_name="someone/gated"))
+    assert "model_name someone/gated" in line
+    assert "https://huggingface.co/someone/gated" in line
