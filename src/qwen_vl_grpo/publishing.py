@@ -62,10 +62,10 @@ def pending() -> list[tuple[str, bool]]:
     found = []
     for path in sorted(_queue().glob("*.json"), key=lambda path: path.stat().st_mtime):
         try:
-            entry = json.loads(path.read_text(encoding="utf-8"))
-            found.append((path.stem, bool(entry["public"])))
-        except (ValueError, KeyError, TypeError):
-            path.unlink(missing_ok=True)
+            public = json.loads(path.read_text(encoding="utf-8"))["public"] is True
+        except (ValueError, KeyError, TypeError):  # half written by a process that was killed; its run still waits
+            public = False
+        found.append((path.stem, public))
     return found
 
 

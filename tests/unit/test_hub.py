@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from qwen_vl_grpo import hub, registry
+from qwen_vl_grpo import hub, publishing, registry
 from qwen_vl_grpo.errors import HubError, RegistryError
 
 
@@ -39,3 +39,10 @@ def test_no_repository_is_no_registry(monkeypatch):
 def test_the_client_is_imported_by_the_first_request_alone():
     code = "import sys; from qwen_vl_grpo import hub, publishing, pulling, registry; sys.exit('huggingface_hub' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("content", "public"), [('{"public": true}', True), ('{"public": false}', False), ("{", False), ("", False)])
+def test_a_run_still_waits_after_its_entry_was_cut_off(own_home, content, public):
+    (own_home / "unpublished").mkdir(parents=True)
+    (own_home / "unpublished/v1.json").write_text(content)
+    assert publishing.pending() == [("v1", public)]
