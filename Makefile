@@ -7,7 +7,7 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo demo-control show test test-vllm check setup lock docs bench bench-runs overhead bench-gpu kill-resume clean
+.PHONY: demo demo-control show test hub-clients test-vllm check setup lock docs bench bench-runs overhead bench-gpu kill-resume clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,8 +24,16 @@ show: .venv/.demo-ready  ## the slow, learned demonstrations: three seeds and th
 	$(BIN)/python -m demo.control --seed 0
 	$(BIN)/python -m demo.summary
 
-test: .venv/.dev-ready test-vllm  ## every test that needs no GPU, the engine lane included
+test: .venv/.dev-ready hub-clients test-vllm  ## every test that needs no GPU, the engine lane included
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+hub-clients:  # without it the tests of the second huggingface_hub are skipped, and say so
+	@$(MAKE) --no-print-directory .venv-hub2/.ready || [ "$$CI" != true ]
+
+.venv-hub2/.ready: requirements/hub2.in
+	$(PYTHON) -m venv .venv-hub2
+	.venv-hub2/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/hub2.in
+	@touch $@
 
 test-vllm:  ## the real vLLM engine on a CPU: rollouts are the policy's own, faults are caught
 	@if $(MAKE) --no-print-directory .venv-vllm/.ready; then .venv-vllm/bin/python -m pytest -m vllm_cpu tests/vllm_cpu; \

@@ -15,7 +15,7 @@ DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS.parent / "src"), str(DOCS.parent)]
 
 from docs import reward_logic  # noqa: E402 - the line above makes it importable
-from qwen_vl_grpo import cli, config, footprint, sections, shapes  # noqa: E402
+from qwen_vl_grpo import cli, config, footprint, interfaces, model_card, sections, shapes  # noqa: E402
 from qwen_vl_grpo import planning as plans  # noqa: E402
 
 NOTICE = "<!-- Made from the code by `make docs`; change the code instead. -->\n"
@@ -202,10 +202,17 @@ def kept(run: config.RunConfig) -> shapes.Shapes:
     return known
 
 
+def sample_card() -> str:
+    """The page that `grpo publish` would write of the run in docs/gpu_digits."""
+    card = interfaces.RunCard.model_validate_json((DOCS / "gpu_digits/run.json").read_text(encoding="utf-8"))
+    return model_card.render(card, "your-name/runs", f"run/{card.run_id}")
+
+
 PAGES = {
     "configuration.md": configuration,
     "commands.md": commands,
     "planning.md": planning,
+    "sample_outputs/model_card.md": sample_card,
     "reward_logic.md": lambda: reward_logic.page(NOTICE),
 }
 

@@ -17,7 +17,7 @@ import typer
 
 from qwen_vl_grpo import __version__, cli_compare, cli_infer, cli_runs
 from qwen_vl_grpo.cli_runs import AsJson, Debug
-from qwen_vl_grpo.errors import GrpoError
+from qwen_vl_grpo.errors import ConfigError, GrpoError, HubError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(cli_runs.app, name="runs")
@@ -169,6 +169,34 @@ def export(
 
 
 @app.command()
+def publish(
+    run_id: Annotated[str | None, typer.Argument(help="The run to publish.")] = None,
+    pending: Annotated[bool, typer.Option("--pending", help="Publish every run that waits because the Hub failed.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Publish even if anyone can read the repository.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Put a run into the repository of HF_REGISTRY_REPO, where every node finds it by its run_id."""
+    from qwen_vl_grpo import publishing
+
+    if (run_id is None) != pending:
+        raise ConfigError("grpo publish: name one run, or say --pending")
+    waiting = publishing.pending() if run_id is None else [(run_id, public)]
+    failed = []
+    for name, anyone in waiting:
+        try:
+            where = publishing.by_id(name, public or anyone).published
+            print(f"{name}: published in {where['repo']} at {where['commit']}")
+        except GrpoError as error:
+            if run_id is not None:
+                raise
+            failed.append(str(error))
+    if failed:
+        raise HubError(f"{len(failed)} of {len(waiting)} runs still wait: {'; '.join(failed)}")
+    if not waiting:
+        print("no run waits for the Hub")
+
+
+@app.command()
 def doctor(
     rollouts: Annotated[str, typer.Option("--rollouts", help="Check that the engine samples this config's own policy.", metavar="CONFIG")],
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set lora.r=32. Repeatable.")] = None,
@@ -221,7 +249,7 @@ def _train_group(run: Any, count: int, resume: bool, debug: bool) -> None:
 
 def _refuse_early(run: Any, resume: bool) -> None:
     """Everything that can be refused without torch."""
-    from qwen_vl_grpo import attempts, hardware, planning, registry, rewards, tasks
+    from qwen_vl_grpo import attempts, hardware, planning, publishing, registry, rewards, tasks
 
     if resume:
         attempts.resumable(run)
@@ -237,6 +265,7 @@ def _refuse_early(run: Any, resume: bool) -> None:
     if not run.allow_tight_memory and (memory := hardware.memory_gib(machine)):
         planning.refuse(run, memory)
         planning.refuse_occupied(run, memory, *hardware.occupied(machine))
+    publishing.refuse(run)
 
 
 def _load_env_file() -> None:

@@ -47,6 +47,7 @@ def list_runs(
         typer.Option("--sort", help="Newest, best (share of sampled answers right) or first in the alphabet on top."),
     ] = "created",
     reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
+    on_hub: Annotated[bool, typer.Option("--hub", help="The runs in the repository of HF_REGISTRY_REPO instead of those here.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -54,20 +55,22 @@ def list_runs(
         return
     from qwen_vl_grpo import index, registry
 
+    runs = [(card, None) for card in registry.list_hub()] if on_hub else registry.list_runs() if as_json else registry.listed()
     found = [
         (card, folder)
-        for card, folder in (registry.list_runs() if as_json else registry.listed())
+        for card, folder in runs
         if state in (None, card.state) and task in (None, card.task) and (base or "").lower() in card.base_model.lower()
     ]
     found.sort(key=lambda run: SORTS[sort](run[0]), reverse=(sort in ("created", "right")) != reverse)
     if as_json:
-        listed = (card.model_copy(update={"folder": str(folder)}).model_dump_json(indent=2) for card, folder in found)
+        listed = (card.model_copy(update={"folder": str(folder)} if folder else {}).model_dump_json(indent=2) for card, folder in found)
         print("[" + ",\n".join(listed) + "]")
     elif found:
         aliases = {run_id: alias for alias, run_id in index.aliases().items()}
         print_table([{name: text(card) for name, text in COLUMNS.items()} | {"alias": aliases.get(card.run_id, "")} for card, _ in found])
     else:
-        print("no such run" if state or task or base else f"no runs yet (index: {index.home() / 'index'})")
+        none = "no runs on the Hub yet" if on_hub else f"no runs yet (index: {index.home() / 'index'})"
+        print("no such run" if state or task or base else none)
 
 
 @app.command()

@@ -47,3 +47,11 @@ class RegistryError(GrpoError):
 
 class TrackingError(GrpoError):
     """An experiment tracker that was asked for could not be started."""
+
+
+class HubError(GrpoError):
+    """The Hub refused something or could not be reached; `passing` if the same may work later."""
+
+    def __init__(self, message: str, passing: bool = False):
+        super().__init__(message)
+        self.passing = passing

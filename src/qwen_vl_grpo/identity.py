@@ -16,6 +16,8 @@ HARMLESS_KEYS = (
     "tracking",
     "allow_tight_memory",
     "data.workers",
+    "registry.push",
+    "registry.public",
     "vllm_server_base_url",
     "vllm_server_weights",
 )

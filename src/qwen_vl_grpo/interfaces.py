@@ -104,6 +104,8 @@ class RunCard(BaseModel):
     """run_id, checkpoint and hashes of the files that the run started from (`init_from`)."""
     attempts: list[dict[str, Any]] = []
     """start, end, state, first_step and last_step of each. In metrics.jsonl a step that was done again has the line of each attempt."""
+    published: dict[str, str] = {}
+    """Where a whole copy lies on the Hub: repo, commit, tag."""
     alarms: list[dict[str, Any]] = []
     """Each alarm that rang: name, first_step, last_step, text."""
     proof: dict[str, Any] = {}

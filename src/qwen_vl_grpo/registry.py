@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from qwen_vl_grpo import index
+from qwen_vl_grpo import hub, index, pulling
 from qwen_vl_grpo.checkpoints import sha256
-from qwen_vl_grpo.errors import ConfigError, RegistryError
+from qwen_vl_grpo.errors import ConfigError, HubError, RegistryError
 from qwen_vl_grpo.index import PROJECT, home
 from qwen_vl_grpo.interfaces import Listed, RunCard
 from qwen_vl_grpo.run_id import check_run_id
@@ -109,9 +109,12 @@ def _read(run_dir: Path, shape: type[Card]) -> Card:
 
 
 def resolve(name: str) -> tuple[RunCard, Path]:
-    """Find a run by its id, an alias of it, or `latest`; raises RegistryError that names the nearest ids."""
+    """Find a run by its id, an alias of it, or `latest`, here or else on the Hub, from where it is brought.
+
+    Raises RegistryError that names the nearest ids.
+    """
     run_id = actual(name)
-    run_dir = index.place(run_id)
+    run_dir = index.place(run_id) or _pulled(run_id)
     if run_dir is None:
         known = index.known()
         near = difflib.get_close_matches(run_id, [*known, *index.aliases()], n=3, cutoff=0.5)
@@ -148,6 +151,15 @@ def _listed(shape: type[Card]) -> list[tuple[Card, Path]]:
             if (run_dir := index.place(run_id)) is not None:
                 found.append((_read(run_dir, shape), run_dir))
     return sorted(found, key=lambda run: run[0].created, reverse=True)
+
+
+def list_hub() -> list[RunCard]:
+    """The card of every whole run on the Hub, newest first; broken cards are passed over. Raises HubError."""
+    found = []
+    for card in pulling.cards(home() / "hub-cards"):
+        with suppress(ValidationError):
+            found.append(RunCard.model_validate(card))
+    return sorted(found, key=lambda card: card.created, reverse=True)
 
 
 def select(asked: str) -> list[tuple[RunCard, Path]]:
@@ -227,3 +239,14 @@ def _newer(content: bytes) -> bool:
         raw = json.loads(content)
         return isinstance(raw, dict) and isinstance(raw.get("schema_version"), int) and raw["schema_version"] > SCHEMA_VERSION
     return False
+
+
+def _pulled(run_id: str) -> Path | None:
+    """Bring a run here that is on the Hub alone; None if that has none of this id, or HF_REGISTRY_REPO is not set."""
+    try:
+        run_dir = pulling.pull(run_id, home() / "hub") if hub.repository() else None
+    except HubError as error:
+        raise RegistryError(f"run_id {run_id}: is not on this machine, and could not be brought from the Hub: {error}") from None
+    if run_dir is not None:
+        write(read(run_dir), run_dir)
+    return run_dir

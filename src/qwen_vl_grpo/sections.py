@@ -149,5 +149,9 @@ class TrackingSection(Section):
 class RegistrySection(Section):
     demo: bool = False
     """A demonstration run: the only kind that a new run of the same id replaces."""
+    push: Literal["none", "end", "save"] = "none"
+    """Publish the run to the repository of HF_REGISTRY_REPO at its `end`, or at every `save` and its end; a failed push fails no run."""
+    public: bool = False
+    """Publish even if anyone can read the repository."""
     group: RunId | None = None
     """The group that this run is one seed of; `grpo train --seeds` sets it."""

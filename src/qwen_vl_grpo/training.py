@@ -24,6 +24,7 @@ from qwen_vl_grpo import (
     parity,
     policy,
     proof,
+    publishing,
     registry,
     rollouts,
     tracking,
@@ -35,6 +36,7 @@ from qwen_vl_grpo.identity import digest
 from qwen_vl_grpo.interfaces import Generate, RunCard, Sample
 from qwen_vl_grpo.ledger import Every, Ledger
 from qwen_vl_grpo.rescue import Rescue, Terminated
+from qwen_vl_grpo.saves import Saves
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
 
 log = logging.getLogger("qwen_vl_grpo")
@@ -75,6 +77,8 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
             trainer.start_from(parent[1])
         rescue.watch(trainer)
         tracking.pass_over(trainer, written)
+        if config.registry.push == "save":
+            trainer.add_callback(Saves(lambda step: _publish_save(card, config, run_dir, step)))
         for name, (learning, total) in policy.trainable_parts(trainer.model).items():
             log.info("%s: %s of %s weights learn", name, f"{learning:,}", f"{total:,}")
         _train_and_score(config, prepared, trainer, ledger, card, checkpoint)
@@ -97,7 +101,7 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
         ledger.close()
         rescue.release()
         held.close()
-    return card
+    return card if config.registry.push == "none" else publishing.attempt(card, config.registry.public)
 
 
 def _train_and_score(
@@ -229,6 +233,11 @@ def _kept(config: RunConfig, run_dir: Path, checkpoint: str) -> dict[str, Any]:
     if (run_dir / proof.FILE).is_file():
         files |= registry.hash_files(run_dir, Path(proof.FILE).parent.name)
     return {"checkpoint": checkpoint, "checkpoint_files": files}
+
+
+def _publish_save(card: RunCard, config: RunConfig, run_dir: Path, step: int) -> RunCard:
+    card = card.model_copy(update=_kept(config, run_dir, f"checkpoint-{step}"))
+    return publishing.publish(card, run_dir, config.registry.public, f"save/{config.run_id}/{step}")
 
 
 def _line(scores: dict[str, Any]) -> str:

@@ -1,0 +1,47 @@
+"""What the licences of the known bases and data sets allow; read on their pages on the Hub in November 2026."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Licence:
+    """`spdx` is the Hub's word for it (`other` with a `name`), `allows` one sentence for people."""
+
+    spdx: str
+    name: str
+    allows: str
+
+
+APACHE = Licence("apache-2.0", "Apache 2.0", "Commercial use is allowed.")
+RESEARCH = Licence("other", "qwen-research", "**Not for commercial use** (Qwen Research License Agreement).")
+QWEN = Licence("other", "qwen", "Commercial use is allowed below 100 million monthly users (Qwen License Agreement).")
+
+BASES: tuple[tuple[str, Licence], ...] = (
+    (r"Qwen/Qwen2\.5-VL-3B-.*", RESEARCH),
+    (r"Qwen/Qwen2\.5-VL-72B-.*", QWEN),
+    (r"Qwen/Qwen2\.5-VL-(7|32)B-.*", APACHE),
+    (r"Qwen/Qwen2-VL-72B.*", Licence("other", "tongyi-qianwen", QWEN.allows)),
+    (r"Qwen/Qwen2-VL-(2|7)B.*", APACHE),
+    (r"Qwen/Qwen3-VL-.*", APACHE),
+)
+DATASETS: tuple[tuple[str, Licence], ...] = (
+    (r"AI4Math/MathVista", Licence("cc-by-sa-4.0", "CC BY-SA 4.0", "Its pictures have licences of their own.")),
+    (r".*Complex-Edit.*", Licence("other", "Complex-Edit", "**Not for commercial use.**")),
+)
+
+
+def of_base(name: str) -> Licence | None:
+    """The licence of a base model by its Hub id; None if it is not known here."""
+    return _find(name, BASES)
+
+
+def of_dataset(name: str) -> Licence | None:
+    """The licence of a data set by its Hub id; None if it is not known here."""
+    return _find(name, DATASETS)
+
+
+def _find(name: str, known: tuple[tuple[str, Licence], ...]) -> Licence | None:
+    return next((licence for pattern, licence in known if re.fullmatch(pattern, name)), None)

@@ -1,0 +1,161 @@
+"""Covers the way of a run to the Hub and to another machine, through the unmodified client and a Hub on the loopback."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from tests.hub.conftest import REPO, both_clients
+
+
+@both_clients
+def test_a_run_goes_to_a_private_repository_and_comes_to_another_machine_by_its_id(hub, node):
+    a, b = node("a"), node("b")
+    run_dir = a.keep("v1", metrics={"train_seconds": 1.5})
+    done = a.grpo("publish", "v1")
+    assert done.returncode == 0, done.stderr
+    repo = hub.repos[REPO]
+    assert repo.private
+    assert done.stdout == f"v1: published in {REPO} at {repo.head}\n"
+    assert repo.tags == {"run/v1": repo.head}
+    there = b.card("v1")
+    assert there["published"] == a.card("v1")["published"] == {"repo": REPO, "commit": repo.head, "tag": "run/v1"}
+    assert there["metrics"] == {"train_seconds": 1.5}
+    pulled = b.folder / "home/hub/v1"
+    for name in there["checkpoint_files"]:
+        assert (pulled / name).read_bytes() == (run_dir / name).read_bytes()
+    assert sorted(path.name for path in pulled.iterdir()) == ["README.md", "checkpoint-3", "config.yaml", "metrics.jsonl", "run.json"]
+    assert [path.name for path in (b.folder / "home/hub").iterdir() if not path.name.endswith(".lock")] == ["v1"]
+
+
+def test_optimizer_state_and_logs_stay_on_the_machine(hub, node):
+    a = node()
+    a.keep("v1")
+    a.grpo("publish", "v1")
+    assert sorted(name for name in hub.repos[REPO].commits[-1][1] if name.startswith("runs/")) == [
+        "runs/v1/README.md",
+        "runs/v1/checkpoint-3/adapter_config.json",
+        "runs/v1/checkpoint-3/adapter_model.safetensors",
+        "runs/v1/config.yaml",
+        "runs/v1/metrics.jsonl",
+        "runs/v1/run.json",
+    ]
+
+
+def test_a_run_that_was_pulled_once_asks_the_hub_no_more(hub, node):
+    a, b = node("a"), node("b")
+    a.keep("v1")
+    a.grpo("publish", "v1")
+    b.card("v1")
+    hub.seen.clear()
+    b.card("v1")
+    assert hub.seen == []
+
+
+@both_clients
+def test_many_runs_share_one_repository(hub, node):
+    a, b = node("a"), node("b")
+    a.keep("v1")
+    a.keep("v2", weights=b"v" * 5000)
+    assert a.grpo("publish", "v1").returncode == a.grpo("publish", "v2").returncode == 0
+    assert set(hub.repos[REPO].tags) == {"run/v1", "run/v2"}
+    listed = json.loads(b.grpo("runs", "--hub", "--json").stdout)
+    assert sorted(card["run_id"] for card in listed) == ["v1", "v2"]
+    assert "v1" in b.grpo("runs", "--hub").stdout
+    assert b.card("v1")["checkpoint_files"] != b.card("v2")["checkpoint_files"]
+
+
+def test_listing_the_hub_again_asks_for_no_card_that_is_known(hub, node):
+    a, b = node("a"), node("b")
+    a.keep("v1")
+    a.grpo("publish", "v1")
+    b.grpo("runs", "--hub")
+    hub.seen.clear()
+    assert "v1" in b.grpo("runs", "--hub").stdout
+    assert [path for _, path in hub.seen] == [f"/api/models/{REPO}/refs"]
+
+
+def test_publishing_again_changes_nothing(hub, node):
+    a = node()
+    a.keep("v1")
+    a.grpo("publish", "v1")
+    before = hub.repos[REPO].head, dict(hub.repos[REPO].tags)
+    again = a.grpo("publish", "v1")
+    assert again.returncode == 0, again.stderr
+    assert (hub.repos[REPO].head, hub.repos[REPO].tags) == before
+
+
+@both_clients
+def test_a_card_that_has_grown_is_brought_up_to_date_and_old_files_go(hub, node):
+    a, b = node("a"), node("b")
+    run_dir = a.keep("v1")
+    a.grpo("publish", "v1")
+    card = json.loads((run_dir / "run.json").read_text())
+    (run_dir / "run.json").write_text(json.dumps(card | {"metrics": {"proof": "held"}}))
+    (run_dir / "metrics.jsonl").unlink()
+    first = hub.repos[REPO].tags["run/v1"]
+    assert a.grpo("publish", "v1").returncode == 0
+    assert hub.repos[REPO].tags["run/v1"] == hub.repos[REPO].head != first
+    assert "runs/v1/metrics.jsonl" not in hub.repos[REPO].commits[-1][1]
+    assert b.card("v1")["metrics"] == {"proof": "held"}
+
+
+def test_a_run_without_its_tag_is_half_a_run_and_nobody_gets_it(hub, node, refused):
+    a, b = node("a"), node("b")
+    a.keep("v1")
+    a.grpo("publish", "v1")
+    hub.repos[REPO].tags.clear()
+    assert "v1: no such run" in refused(b.grpo("runs", "show", "v1"))
+    assert a.grpo("publish", "v1").returncode == 0
+    assert b.card("v1")["run_id"] == "v1"
+
+
+def test_a_machine_that_was_lost_leaves_its_last_save_on_the_hub(hub, node):
+    a, b = node("a"), node("b")
+    a.keep("v1")
+    a.grpo("publish", "v1")
+    repo = hub.repos[REPO]
+    repo.tags = {"save/v1/9": repo.commits[0][0], "save/v1/10": repo.head, "save/v2/11": repo.commits[0][0]}
+    assert b.card("v1")["published"]["tag"] == "save/v1/10"
+    assert a.grpo("publish", "v1").returncode == 0
+    assert set(repo.tags) == {"run/v1", "save/v2/11"}
+
+
+@both_clients
+def test_a_public_repository_is_refused_unless_asked_for(hub, node, refused):
+    hub.create(REPO, private=False)
+    a = node()
+    a.keep("v1")
+    line = refused(a.grpo("publish", "v1"))
+    assert f"{REPO}: is public" in line
+    assert f"{hub.url}/{REPO}/settings" in line
+    assert [path for path in hub.repos[REPO].commits[-1][1] if path.startswith("runs/")] == []
+    assert a.grpo("publish", "v1", "--public").returncode == 0
+
+
+def test_a_local_run_is_never_asked_for_on_the_hub(hub, node):
+    a = node()
+    a.keep("v1")
+    a.card("v1")
+    assert hub.seen == []
+
+
+def test_no_registry_no_hub(hub, node, refused):
+    a = node()
+    assert "no such run" in refused(a.grpo("runs", "show", "v1", HF_REGISTRY_REPO=""))
+    a.keep("v1")
+    assert "HF_REGISTRY_REPO is not set; set it to OWNER/NAME" in refused(a.grpo("publish", "v1", HF_REGISTRY_REPO=""))
+    assert hub.seen == []
+
+
+def test_the_page_of_a_run_loads_it_as_it_says(hub, node):
+    a = node()
+    run_dir = a.keep("v1")
+    a.grpo("publish", "v1")
+    page = (run_dir / "README.md").read_text()
+    assert hub.repos[REPO].commits[-1][1]["runs/v1/README.md"] == page.encode()
+    code = page.split("```python\n")[1].split("```")[0]
+    assert f'snapshot_download("{REPO}", revision="run/v1", allow_patterns="runs/v1/*") + "/runs/v1"' in code
+    lines = [line for line in code.splitlines() if line.startswith(("from huggingface_hub", "folder"))]
+    program = "\n".join([*lines, "print(folder)"])
+    done = subprocess.run([a.python, "-c", program], env=a.environment, capture_output=True, text=True, timeout=60, check=True)
+    assert (Path(done.stdout.strip()) / "checkpoint-3/adapter_model.safetensors").read_bytes() == b"w" * 5000
