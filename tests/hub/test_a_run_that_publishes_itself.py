@@ -73,7 +73,7 @@ def test_a_run_is_saved_to_the_hub_as_it_goes_and_answers_from_there(hub, traine
     there = b.grpo("infer", "--run_id", "v1", *question)
     assert there.returncode == 0, there.stderr
     first, second = json.loads(here.stdout), json.loads(there.stdout)
-    assert (first["completion"], first["checkpoint_sha256"]) == (second["completion"], second["checkpoint_sha256"])
+    assert (first["completion"], first["sha"]) == (second["completion"], second["sha"])
 
 
 def test_a_hub_that_fails_fails_no_run(hub, trainer):

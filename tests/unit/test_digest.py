@@ -13,6 +13,8 @@ HARMLESS = [
     {"tracking": {"project": "other", "report_to": "none"}},
     {"allow_tight_memory": True},
     {"data": {"workers": 2}},
+    {"registry": {"push": "end"}},
+    {"registry": {"public": True}},
     {"vllm_server_base_url": "http://10.0.0.2:8000"},
     {"vllm_server_weights": "/mnt/weights"},
 ]
@@ -39,7 +41,7 @@ def test_a_harmless_key_does_not_change_the_digest(config_of, change):
 
 
 def test_the_harmless_keys_are_the_ones_tried_here():
-    tried = {f"data.{next(iter(value))}" if key == "data" else key for change in HARMLESS for key, value in change.items()}
+    tried = {f"{key}.{next(iter(value))}" if key in ("data", "registry") else key for change in HARMLESS for key, value in change.items()}
     assert tried == set(identity.HARMLESS_KEYS)
 
 
