@@ -1,4 +1,7 @@
-"""What the licences of the known bases and data sets allow; read on their pages on the Hub in November 2026."""
+"""What the licences of the known bases and data sets allow, as public summaries of November 2026 tell it.
+
+The Hub's own pages were not read for it, and what they say is what counts: a published page links the base that it names.
+"""
 
 from __future__ import annotations
 
