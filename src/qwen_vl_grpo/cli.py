@@ -15,15 +15,16 @@ from typing import Annotated, Any, Literal, TextIO
 
 import typer
 
-from qwen_vl_grpo import __version__, cli_compare, cli_infer, cli_runs
+from qwen_vl_grpo import __version__, cli_compare, cli_infer, cli_publish, cli_runs
 from qwen_vl_grpo.cli_runs import AsJson, Debug
-from qwen_vl_grpo.errors import ConfigError, GrpoError, HubError
+from qwen_vl_grpo.errors import GrpoError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(cli_runs.app, name="runs")
 app.command()(cli_compare.compare)
 app.command()(cli_infer.infer)
 app.command()(cli_infer.serve)
+app.command()(cli_publish.publish)
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a disk says that has no room."""
@@ -166,34 +167,6 @@ def export(
         f"{card.run_id} is in {merged} ({record['dtype']}): writing moved {record['moved_by_writing']:.2g} of the probability of a token, "
         f"training {record['moved_by_training']:.2g}"
     )
-
-
-@app.command()
-def publish(
-    run_id: Annotated[str | None, typer.Argument(help="The run to publish.")] = None,
-    pending: Annotated[bool, typer.Option("--pending", help="Publish every run that waits because the Hub failed.")] = False,
-    public: Annotated[bool, typer.Option("--public", help="Publish even if anyone can read the repository.")] = False,
-    debug: Debug = False,
-) -> None:
-    """Put a run into the repository of HF_REGISTRY_REPO, where every node finds it by its run_id."""
-    from qwen_vl_grpo import publishing
-
-    if (run_id is None) != pending:
-        raise ConfigError("grpo publish: name one run, or say --pending")
-    waiting = publishing.pending() if run_id is None else [(run_id, public)]
-    failed = []
-    for name, anyone in waiting:
-        try:
-            where = publishing.by_id(name, public or anyone).published
-            print(f"{name}: published in {where['repo']} at {where['commit']}")
-        except GrpoError as error:
-            if run_id is not None:
-                raise
-            failed.append(str(error))
-    if failed:
-        raise HubError(f"{len(failed)} of {len(waiting)} runs still wait: {'; '.join(failed)}")
-    if not waiting:
-        print("no run waits for the Hub")
 
 
 @app.command()

@@ -76,6 +76,20 @@ def test_a_run_is_saved_to_the_hub_as_it_goes_and_answers_from_there(hub, traine
     assert (first["completion"], first["sha"]) == (second["completion"], second["sha"])
 
 
+def test_the_copy_on_the_hub_is_asked_what_the_policy_was_asked(hub, trainer, refused):
+    hub.create(REPO)
+    a = trainer("a")
+    assert train(a, "none", learning_rate=0.05, max_steps=3).returncode == 0
+    assert "the Hub has no whole copy of it" in refused(a.grpo("publish", "v1", "--verify"))
+    assert a.grpo("publish", "v1").returncode == 0
+    done = a.grpo("publish", "v1", "--verify")
+    assert (done.returncode, done.stdout.strip()) == (
+        0, "run_id v1: its files answer all 4 items as the policy did when it was trained (brought from the Hub)"
+    ), done.stderr  # fmt: skip
+    verdict = a.card("v1")["proof"]["verdict"]
+    assert (verdict["state"], verdict["copy"]) == ("proved", "Hub")
+
+
 def test_a_hub_that_fails_fails_no_run(hub, trainer):
     a = trainer("a")
     hub.faults = [Fault("POST", f"/api/models/{REPO}/commit/", 500)]
