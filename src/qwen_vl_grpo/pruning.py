@@ -89,8 +89,7 @@ def refuse_last_copy(card: RunCard, run_dir: Path, force: bool) -> None:
 
 def elsewhere(card: RunCard) -> bool:
     """Whether the card records a published copy of the whole run."""
-    published = getattr(card, "published", None) or {}
-    return bool(published.get("commit")) and str(published.get("tag", "")).startswith("run/")
+    return bool(card.published.get("commit")) and card.published.get("tag", "").startswith("run/")
 
 
 def delete(card: RunCard, run_dir: Path) -> None:

@@ -123,7 +123,7 @@ PUBLISHED = {"repo": "me/runs", "commit": "0" * 40, "tag": "run/v1"}
 
 
 @pytest.mark.parametrize(
-    ("published", "safe"), [(PUBLISHED, True), (PUBLISHED | {"tag": "save/v1/10"}, False), ({"repo": "me/runs"}, False), (None, False)]
+    ("published", "safe"), [(PUBLISHED, True), (PUBLISHED | {"tag": "save/v1/10"}, False), ({"repo": "me/runs"}, False), ({}, False)]
 )
 def test_a_copy_elsewhere_is_a_whole_and_final_one(run, published, safe):
     card, _ = run(10, published=published)
