@@ -31,8 +31,9 @@ def publish(card: RunCard, run_dir: Path, public: bool = False, tag: str | None 
     tag = tag or f"run/{card.run_id}"
     page = model_card.render(card, hub.repository() or "", tag)
     (run_dir / "README.md").write_text(page, encoding="utf-8")
-    files: dict[str, Path | bytes] = {name: run_dir / name for name in (*BESIDE, *card.checkpoint_files) if (run_dir / name).is_file()}
-    files |= {"run.json": _public_card(card), "README.md": page.encode()}  # as bytes: TRL writes a README.md too, at every save
+    files: dict[str, Path | bytes] = {name: run_dir / name for name in card.checkpoint_files}
+    files |= {name: (run_dir / name).read_bytes() for name in BESIDE if (run_dir / name).is_file()}  # metrics grow while they are sent
+    files |= {"run.json": _public_card(card), "README.md": page.encode()}  # as bytes, too: TRL writes a README.md at every save
     checked_files(card.model_dump())
     _refuse_secrets(files)
     copy = hub.push(card.run_id, files, tag, public, lambda there: _same_run(there, card))
