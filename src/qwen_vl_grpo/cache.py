@@ -18,6 +18,7 @@ import datasets
 import pyarrow
 
 from qwen_vl_grpo import registry
+from qwen_vl_grpo.checkpoints import sha256
 
 PICTURES = pyarrow.schema([("images", pyarrow.list_(pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])))])
 
@@ -32,7 +33,7 @@ def read(entry: Path) -> tuple[datasets.Dataset, dict[str, Any]] | None:
     """The rows of an entry and what was written beside them; None if it is not there, or not as it was written."""
     try:
         about = json.loads((entry / "about.json").read_text(encoding="utf-8"))
-        if any(_hash(entry / name) != expected for name, expected in about["files"].items()):
+        if any(sha256(entry / name) != expected for name, expected in about["files"].items()):
             return None
         rows, pictures = (_mapped(entry / name) for name in ("rows.arrow", "pictures.arrow"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # pyarrow's errors are OSError and ValueError too
@@ -64,7 +65,7 @@ class Writer:
         table = rows.data.table
         with pyarrow.ipc.new_stream(str(self.aside / "rows.arrow"), table.schema) as stream:
             stream.write_table(table)
-        files = {name: _hash(self.aside / name) for name in ("rows.arrow", "pictures.arrow")}
+        files = {name: sha256(self.aside / name) for name in ("rows.arrow", "pictures.arrow")}
         (self.aside / "about.json").write_text(json.dumps({"files": files, "said": said}), encoding="utf-8")
         for path in self.aside.iterdir():
             with path.open("rb") as file:
@@ -85,8 +86,3 @@ class Writer:
 
 def _mapped(path: Path) -> pyarrow.Table:
     return pyarrow.ipc.open_stream(pyarrow.memory_map(str(path))).read_all()
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

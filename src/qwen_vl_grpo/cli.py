@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TextIO
 import typer
 
 from qwen_vl_grpo import __version__, cli_compare, cli_infer, cli_publish, cli_runs
-from qwen_vl_grpo.cli_runs import AsJson, Debug
+from qwen_vl_grpo.cli_flags import AsJson, Debug
 from qwen_vl_grpo.errors import GrpoError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

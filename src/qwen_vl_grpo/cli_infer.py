@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from qwen_vl_grpo.cli_flags import Debug
 from qwen_vl_grpo.errors import DataError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def infer(
     allow_private_urls: Annotated[bool, typer.Option("--allow_private_urls", help="Fetch pictures from private addresses, too.")] = False,
     retry_errors: Annotated[bool, typer.Option("--retry_errors", help="Ask again what could not be asked the last time.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole record as JSON; a list of them for several runs.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Answer one question, or a file of them, with the policies of runs found by run_id; records are kept in outputs/inference/."""
     from qwen_vl_grpo import fetching, hardware, items, registry
@@ -77,7 +78,7 @@ def infer(
 def serve(
     run_ids: Annotated[list[str], typer.Argument(help="The runs that answer, each a model of the server; they share one base.")],
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on 127.0.0.1.")] = 8000,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Serve runs as models of an OpenAI-compatible vLLM server on 127.0.0.1, with a key."""
     from qwen_vl_grpo import hardware, registry

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from qwen_vl_grpo.cli_flags import Debug
 from qwen_vl_grpo.errors import ConfigError, GrpoError, HubError, RegistryError
 
 
@@ -16,7 +17,7 @@ def publish(
         bool, typer.Option("--verify", help="Publish nothing: let a clean process bring the run from the Hub and answer again.")
     ] = False,
     public: Annotated[bool, typer.Option("--public", help="Publish even if anyone can read the repository.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Put a run into the repository of HF_REGISTRY_REPO, where every node finds it by its run_id."""
     if (run_id is None) != pending or (verify and run_id is None):

@@ -11,12 +11,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from qwen_vl_grpo.cli_flags import AsJson, Debug
 from qwen_vl_grpo.errors import GrpoError, RegistryError
 
 app = typer.Typer(rich_markup_mode=None, help="List runs, or show, name, verify, find again, prune or delete them.")
 
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the whole record as JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 RunId = Annotated[str, typer.Argument(help="A run_id, an alias, or `latest`.")]
 State = Literal["running", "finished", "failed", "interrupted"]

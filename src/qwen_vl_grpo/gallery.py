@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from qwen_vl_grpo import index
 from qwen_vl_grpo.interfaces import Sample, Task
 
 KEPT = 16
@@ -39,9 +39,7 @@ def keep(run_dir: Path, when: str, task: Task, samples: Sequence[Sample], comple
             "pictures": [_keep_picture(run_dir, image) for image in sample.images],
         }
         lines.append(item | {when: {"completion": texts[0], "format": verdict.format, "correct": verdict.correct}})
-    beside = run_dir / f".answers.jsonl.{os.getpid()}"
-    beside.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    os.replace(beside, run_dir / "answers.jsonl")
+    index.replace(run_dir / "answers.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read(run_dir: Path) -> tuple[list[dict[str, Any]], int]:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from qwen_vl_grpo import attempts, hardware, index, policy, registry, transformers_backend
+from qwen_vl_grpo import attempts, hardware, index, loading, policy, registry, transformers_backend
 from qwen_vl_grpo.errors import RegistryError
 from qwen_vl_grpo.interfaces import RunCard, Sample
 from qwen_vl_grpo.rollouts import vision_token_ids
@@ -40,8 +40,7 @@ Answer = dict[str, list[int]]
 
 def greedy(model: Any, processor: Any, samples: Sequence[Sample], tokens: int) -> list[Answer]:
     """Answer each sample by itself."""
-    own = model.generation_config.eos_token_id
-    ends = sorted({processor.tokenizer.eos_token_id, *(own if isinstance(own, list) else [own] if own is not None else [])})
+    ends = loading.ending_ids(processor, model.generation_config.eos_token_id)
     tie = TIES.get(str(policy.dtype_of(model)).removeprefix("torch."), TIES["bfloat16"])
     answers = []
     with transformers_backend.evaluating(model):

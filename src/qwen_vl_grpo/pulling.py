@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen_vl_grpo import hub
+from qwen_vl_grpo.checkpoints import sha256
 from qwen_vl_grpo.errors import HubError
 
 SAFE_NAME = re.compile(r"(?:[A-Za-z0-9][\w-]*/)?[A-Za-z0-9](?:[\w-]|\.(?!\.))*\.(?:safetensors|json|jinja|txt)")
@@ -90,8 +90,6 @@ def _bring_beside(copy: hub.Copy, run_id: str, part: Path) -> None:
 
 
 def _refuse_wrong(path: Path, expected: str, run_id: str) -> None:
-    with path.open("rb") as file:
-        right = hashlib.file_digest(file, "sha256").hexdigest() == expected
-    if not right:
+    if sha256(path) != expected:
         path.unlink()
         raise HubError(f"run_id {run_id}: {path.name} arrived with another sha256 than its card names; try again")
