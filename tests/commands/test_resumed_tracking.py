@@ -6,30 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from wandb.proto import wandb_internal_pb2
+from wandb_file import records
 from wandb_service import served
 
 from benchmarks.kill_resume import kill
 
 TRACKED = {"max_steps": 8, "save_steps": 4, "tracking": {"report_to": "wandb", "mode": "offline"}}
-
-
-def records(path):
-    """The records of an offline run: a header of seven bytes, then LevelDB's blocks of 32 KiB; a kill may cut the last one short."""
-    data, place, whole = path.read_bytes(), 7, b""
-    while place + 7 <= len(data):
-        left = 32768 - place % 32768
-        if left < 7:
-            place += left
-            continue
-        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
-        whole += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4) and place <= len(data):  # whole, or the last part
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(whole)
-            yield record
-            whole = b""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +23,7 @@ def history(workshop):
     assert done.returncode == 0, done.stderr
     found = list(workshop.run_dir("followed").glob("wandb/offline-run-*/run-followed.wandb"))
     assert len(found) == 1, "wandb sync would be given more than one part"
-    history = [record.history for record in records(found[0]) if record.WhichOneof("record_type") == "history"]
+    history = [record.history for record in records(found[0], killed=True) if record.WhichOneof("record_type") == "history"]
     return [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in line.item} for line in history]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas
 import pytest
-from wandb.proto.wandb_internal_pb2 import Record
+from wandb_file import records as read_records
 from wandb_service import served
 
 SHY = """\
@@ -31,21 +31,8 @@ def tracked(workshop) -> str:
 
 @pytest.fixture(scope="module")
 def records(workshop, tracked):
-    """What `wandb sync` would send: a file header of 7 bytes, then blocks of 32 KiB of parts (checksum 4, length 2, kind 1, content)."""
-    content = next(workshop.run_dir(tracked).glob(f"wandb/offline-run-*/run-{tracked}.wandb")).read_bytes()
-    found, parts, place = [], b"", 7
-    while place + 7 <= len(content):
-        left = 32768 - place % 32768
-        if left < 7:
-            place += left
-            continue
-        length, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
-        parts += content[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            found.append(Record.FromString(parts))
-            parts = b""
-    return found
+    """What `wandb sync` would send."""
+    return list(read_records(next(workshop.run_dir(tracked).glob(f"wandb/offline-run-*/run-{tracked}.wandb"))))
 
 
 def logged(records):
