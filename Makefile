@@ -25,7 +25,7 @@ show: .venv/.demo-ready  ## the slow, learned demonstrations: three seeds and th
 	$(BIN)/python -m demo.summary
 
 test: .venv/.dev-ready hub-clients test-vllm  ## every test that needs no GPU, the engine lane included
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 hub-clients:  # without it the tests of the second huggingface_hub are skipped, and say so
 	@$(MAKE) --no-print-directory .venv-hub2/.ready || [ "$$CI" != true ]

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import random
 import re
 from pathlib import Path
@@ -14,7 +15,9 @@ from qwen_vl_grpo import gallery, registry, report, tasks
 from qwen_vl_grpo.config import TaskSection
 from qwen_vl_grpo.interfaces import RunCard, Sample
 
-pytestmark = pytest.mark.skipif(chromium.installed() is None, reason="no Chromium on this machine (Debian: apt-get install chromium)")
+pytestmark = pytest.mark.skipif(
+    chromium.installed() is None and os.environ.get("CI") != "true", reason="no Chromium on this machine (Debian: apt-get install chromium)"
+)
 EVIL = '</pre></style></script><script>document.title="owned"</script><img src=x onerror="document.title=\'owned\'">'
 SCORED = {"correct": 0.5, "interval": [0.3, 0.7], "format": 0.75, "n": 40, "rows": 20}
 
