@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Runs = Annotated[
     str,
-    typer.Option("--run_id", help="Who answers: an id, several parted by commas, a pattern ('v1-*'), or all."),
+    typer.Option("--run_id", help="Who answers: an id, several parted by commas, a pattern ('v1-*'), or all; here and on the Hub."),
 ]
 Backend = Annotated[
     Literal["auto", "vllm", "transformers"], typer.Option("--backend", help="auto takes vLLM on a GPU where it is installed.")
@@ -54,16 +54,16 @@ def infer(
         raise DataError("ask something: --prompt TEXT, or --input FILE")
     if (batch is not None and image_path) or (batch is None and (output or retry_errors)):
         raise DataError("--image_path goes with one --prompt, --output and --retry_errors go with --input")
-    found = registry.select(run_id)
-    for card, run_dir in found:
-        registry.checkpoint_folder(card, run_dir)
     if batch is None:
         opened = [fetching.picture(source, allow_private=allow_private_urls) for source in image_path or ()]
         asked = items.Batch([items.Item("prompt", [{"role": "user", "content": prompt}], image_path or [], opened=opened)])
     else:
         asked = items.read(batch, prompt)
-    hardware.quiet_libraries()
     _show_log()
+    found = registry.select(run_id)  # after the question was read: it may bring runs from the Hub
+    for card, run_dir in found:
+        registry.checkpoint_folder(card, run_dir)
+    hardware.quiet_libraries()
     from qwen_vl_grpo import answering, loading
 
     answering.choose_backend(backend)
@@ -83,11 +83,11 @@ def serve(
     """Serve runs as models of an OpenAI-compatible vLLM server on 127.0.0.1, with a key."""
     from qwen_vl_grpo import hardware, registry
 
+    _show_log()
     found = registry.select(",".join(run_ids))
     for card, run_dir in found:
         registry.checkpoint_folder(card, run_dir)
     hardware.quiet_libraries()
-    _show_log()
     from qwen_vl_grpo import loading, serving
 
     serving.refuse_unsafe(os.environ)
