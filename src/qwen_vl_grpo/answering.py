@@ -21,13 +21,14 @@ from typing import Any, Literal
 import torch
 from PIL import Image
 
-from qwen_vl_grpo import answers, dataset, fetching, hardware, loading, registry
+from qwen_vl_grpo import answers, dataset, exporting, fetching, hardware, loading, registry
 from qwen_vl_grpo.errors import DataError, HardwareError
 from qwen_vl_grpo.interfaces import Generate, Sample
 from qwen_vl_grpo.items import Item
 from qwen_vl_grpo.journal import Key, Record
 from qwen_vl_grpo.loading import Completion, Question, RunPolicy
 from qwen_vl_grpo.transformers_backend import TransformersBackend, sampled
+from qwen_vl_grpo.vllm_backend import TowerIgnored, VllmBackend
 
 log = logging.getLogger("qwen_vl_grpo")
 
@@ -88,17 +89,40 @@ def ask(
     """
     backend_name = choose_backend(how.backend)
     for group in loading.groups(runs):
-        wanted = [item for item in items if any(key_of(run, item, how) not in answered for run in group)]
-        if not wanted:
-            continue
-        started = time.perf_counter()
-        with closing(_start(backend_name, group, wanted, how)) as backend:
-            for run in group:
+        left = [run for run in group if any(key_of(run, item, how) not in answered for item in items)]
+        if left:
+            yield from _from_one_base(backend_name, left, items, how, answered, loaded)
+
+
+def _from_one_base(
+    backend_name: str,
+    group: Sequence[RunPolicy],
+    items: Sequence[Item],
+    how: How,
+    answered: Container[Key],
+    loaded: Callable[[float], object],
+) -> Iterator[Record]:
+    """Records of runs that answer from one loaded base; those whose tower vLLM leaves out answer after them, each from a merged copy."""
+    wanted = [item for item in items if any(key_of(run, item, how) not in answered for run in group)]
+    without_tower: list[RunPolicy] = []
+    started = time.perf_counter()
+    with closing(_start(backend_name, group, wanted, how)) as backend:
+        for run in group:
+            try:
                 if run.has_adapter:
                     moved = backend.check(run, canary(run))
                     log.info("%s: its adapter moves a canary's log-probabilities by %.2g", run.run_id, moved)
+            except TowerIgnored:
+                log.info("%s: vLLM leaves out what its adapter learned in the vision tower; answered from a merged copy", run.run_id)
+                without_tower.append(run)
+        loaded(time.perf_counter() - started)
+        if checked := [run for run in group if run not in without_tower]:
+            yield from _answers(backend, checked, wanted, how, answered)
+    for run in without_tower:
+        started = time.perf_counter()
+        with exporting.merged(run) as copy:
             loaded(time.perf_counter() - started)
-            yield from _answers(backend, group, wanted, how, answered)
+            yield from _from_one_base(backend_name, [copy], items, how, answered, loaded)
 
 
 def choose_backend(asked: BackendName) -> str:
@@ -134,8 +158,6 @@ def _system(run: RunPolicy, how: How) -> str:
 def _start(name: str, group: Sequence[RunPolicy], items: Sequence[Item], how: How) -> Any:
     if name == "transformers":
         return TransformersBackend(group, how.batch_size)
-    from qwen_vl_grpo.vllm_backend import VllmBackend
-
     return VllmBackend(group, max(len(item.images) for item in items))
 
 
