@@ -32,6 +32,7 @@ def infer(
     run_id: Runs,
     prompt: Annotated[str | None, typer.Option("--prompt", help="The question; with --input, for rows without one.")] = None,
     image_path: Annotated[list[str] | None, typer.Option("--image_path", help="A picture: a file or a URL. Repeatable.")] = None,
+    video_path: Annotated[str | None, typer.Option("--video_path", help="A clip: refused so far, since no run learns from clips.")] = None,
     batch: Annotated[str | None, typer.Option("--input", help="Many questions: JSONL, CSV, OpenAI batch, a folder of pictures.")] = None,
     output: Annotated[
         Path | None,
@@ -50,6 +51,8 @@ def infer(
     """Answer one question, or a file of them, with the policies of runs found by run_id; records are kept in outputs/inference/."""
     from qwen_vl_grpo import fetching, hardware, items, registry
 
+    if video_path is not None:
+        raise DataError(f"--video_path {video_path}: {items.NO_VIDEO}")
     if batch is None and prompt is None:
         raise DataError("ask something: --prompt TEXT, or --input FILE")
     if (batch is not None and image_path) or (batch is None and (output or retry_errors)):
