@@ -73,6 +73,44 @@ def test_a_gated_repository_names_the_page_to_accept(hub, node, refused):
     assert f"accept its terms at {hub.url}/{REPO}" in refused(node(token=READER).grpo("runs", "show", "v1"))
 
 
+READING = """
+import sys
+from qwen_vl_grpo import config, policy, sources
+from qwen_vl_grpo.errors import GrpoError
+c = config.check({"run_id": "x", "model_name": "big/model", "dataset_name": "big/model", "use_vllm": False})
+for read in (policy.load_processor, policy.check, policy.load_model, lambda c: sources.find(c.dataset_name, "train", c.data)):
+    try: read(c)
+    except GrpoError as error: print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "headers", "said"),
+    [
+        (403, {"X-Error-Code": "GatedRepo"}, "big/model"),
+        (403, {}, "give it 'Read access to contents' (repo.content.read) of"),
+        (401, {}, "the Hub does not know HF_TOKEN (401); make a token at"),
+    ],
+    ids=["gated", "scope", "token"],
+)
+def test_a_base_or_data_set_that_the_account_may_not_read(hub, node, code, headers, said):
+    hub.create("big/model", private=False)
+    hub.faults = [Fault(method, "big/model", code, headers=headers) for method in ("GET", "HEAD")]
+    told = node(token=READER, python_options=("-c", READING)).grpo().stdout.splitlines()
+    assert len(told) == 4
+    assert all(said in line.partition("(")[2] for line in told), told
+    if headers:
+        assert all(f"is gated; accept its terms at {hub.url}/big/model with" in line for line in told[:3])
+        assert "huggingface.co/datasets/big/model to ask for access" in told[3]
+
+
+def test_a_gated_base_without_a_token_says_both(hub, node):
+    hub.create("big/model", private=False)
+    hub.faults = [Fault(method, "big/model", 401, headers={"X-Error-Code": "GatedRepo"}) for method in ("GET", "HEAD")]
+    told = node(token="", python_options=("-c", READING)).grpo().stdout
+    assert told.count(f"is gated and HF_TOKEN is not set; accept its terms at {hub.url}/big/model") == 3
+
+
 @both_clients
 def test_a_hub_that_does_not_answer_is_given_up(hub, node, refused):
     hub.create(REPO)
