@@ -163,6 +163,18 @@ def test_a_step_that_was_done_again_after_a_resume_counts_once(tmp_path):
     assert (curve.steps, curve.values) == ([1, 2, 3, 4], [1.0, 20.0, 30.0, 40.0])
 
 
+def test_a_line_of_the_attempt_before_does_not_stand_beside_the_one_that_did_its_step_again(tmp_path):
+    rows = [(1, 1, 1.0), (2, 1, 2.0), (3, 1, 3.0), (3, 2, 30.0), (4, 2, 40.0)]
+    lines = [{"step": step, "attempt": attempt, "reward": value, "time": 10 * step + 100 * attempt} for step, attempt, value in rows]
+    lines.insert(3, {"step": 3, "attempt": 1, "eval/greedy/correct": 0.5})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    history = curves.read(tmp_path / "metrics.jsonl")
+    curve = history.curves["reward"]
+    assert (curve.steps, curve.values) == ([1, 2, 3, 4], [1.0, 2.0, 30.0, 40.0])
+    assert "eval/greedy/correct" not in history.curves
+    assert history.seconds == 20 + 10
+
+
 def test_an_older_name_of_a_figure_is_drawn_as_the_same_curve_and_not_beside_it(tmp_path):
     rows = [{"step": 1, "frac_reward_zero_std": 0.5, "groups/without_spread": 0.25}, {"step": 2, "frac_reward_zero_std": 0.75}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -214,6 +226,19 @@ def test_cost_is_devices_times_hours_and_a_cpu_has_none(keep, compare):
     gpu, cpu = compare("gpu", "cpu")[2]
     assert (gpu["GPU-hours of GRPO"], gpu["GPU-hours, whole run"], gpu["tokens"]) == ("4.0", "8.0", "250.0")
     assert (cpu["GPU-hours of GRPO"], cpu["whole run, hours"], cpu["hardware"]) == ("", "2.0", "2 cores, no GPU")
+
+
+def test_hours_of_a_resumed_run_are_those_of_its_attempts_without_the_pauses(keep, compare):
+    hours = {"created": "2026-01-01T00:00:00+00:00", "finished": "2026-01-03T02:00:00+00:00"}
+    attempts = [{"start": "2026-01-01T00:00:00+00:00", "end": "2026-01-01T01:00:00+00:00"}]
+    attempts += [{"start": "2026-01-03T00:00:00+00:00", "end": "2026-01-03T02:00:00+00:00"}]
+    clock = [(1, 1, 0), (5, 1, 3600), (5, 2, 90_000), (9, 2, 97_200)]
+    metrics = [{"step": step, "attempt": attempt, "time": moment, "reward": 0.5} for step, attempt, moment in clock]
+    folder = keep("a", metrics=metrics, attempts=attempts, hardware={"kind": "cuda", "devices": 2, "name": "H100"}, **hours)
+    registry.write(registry.read(folder).model_copy(update={"metrics": {"train_seconds": 7200.0}}), folder)
+    (row,) = compare("a")[2]
+    assert (row["whole run, hours"], row["GRPO, hours"], row["GPU-hours, whole run"]) == ("3.0", "3.0", "6.0")
+    assert row["measured by"] == "the metrics' clock"
 
 
 def test_answers_to_the_same_question_stand_together_and_others_are_counted(keep, compare):
