@@ -10,14 +10,13 @@ import calendar
 import fcntl
 import hashlib
 import json
-import os
 import re
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from qwen_vl_grpo import registry
+from qwen_vl_grpo import index
 from qwen_vl_grpo.errors import DataError
 
 Record = dict[str, Any]
@@ -26,7 +25,7 @@ Key = tuple[str, str, str, str]
 
 
 def folder() -> Path:
-    return registry.home() / "inference"
+    return index.home() / "inference"
 
 
 def name_for(source: str) -> str:
@@ -102,10 +101,7 @@ class Journal:
             if not {line + "\n" for line in whole} <= known or not any(line.startswith(rest) for line in known | {""}):
                 raise DataError(f"--output {self._output_path}: holds something else than answers to this input; name another file")
         latest = {key(record): record for record in self.records if key(record) in wanted}
-        self._output_path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self._output_path.with_name(f".{self._output_path.name}.{os.getpid()}")
-        beside.write_text("".join(self._line(record) for record in latest.values()), encoding="utf-8")
-        os.replace(beside, self._output_path)
+        index.replace(self._output_path, "".join(self._line(record) for record in latest.values()))
         self._output = self._output_path.open("a", encoding="utf-8")
 
     def add(self, record: Record) -> None:
