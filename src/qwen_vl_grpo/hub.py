@@ -204,6 +204,16 @@ def _page(repo: str) -> str:
     return f"{_endpoint()}/{repo}"
 
 
+def show_bars() -> None:
+    """Show the bars of downloads on a terminal, and nowhere else."""
+    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    elif "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
+        enable_progress_bars()
+
+
 @contextmanager
 def _talking(to: str) -> Iterator[Any]:
     """A client whose every failure is one HubError; `to` is what it was about to do: read or write."""
@@ -212,11 +222,10 @@ def _talking(to: str) -> Iterator[Any]:
         raise HubError(f"HF_ENDPOINT {_endpoint()}: would get HF_TOKEN in clear text; use https")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub import HfApi, get_session
-    from huggingface_hub.utils import disable_progress_bars, logging
+    from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()
-    if not sys.stderr.isatty():
-        disable_progress_bars()
+    show_bars()
     get_session().timeout = _patience()  # the client itself would wait for ever
     try:
         yield HfApi()

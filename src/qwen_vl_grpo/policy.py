@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+from transformers.utils import logging as transformers_logging
 from trl.data_utils import prepare_multimodal_messages
 
 from qwen_vl_grpo import hub
@@ -50,6 +52,7 @@ def load_model(config: RunConfig, name: str | None = None) -> Any:
     source = name or config.model_name
     revision = config.model_revision if source == config.model_name else None
     check(config, source)
+    _quiet()
     try:
         model = AutoModelForImageTextToText.from_pretrained(
             source,
@@ -206,6 +209,13 @@ def part(name: str) -> str:
     if "visual." not in name:
         return "language"
     return "merger" if "merger" in name else "vision"
+
+
+def _quiet() -> None:
+    """Turn transformers' bar off, which takes seconds, unless TRANSFORMERS_VERBOSITY asks for more; downloads keep theirs."""
+    if transformers_logging.get_verbosity() >= logging.ERROR:
+        transformers_logging.disable_progress_bar()
+        hub.show_bars()
 
 
 def _reason(error: Exception, source: str) -> str:

@@ -130,7 +130,7 @@ def engine_options(runs: Sequence[RunPolicy], most_images: int) -> dict[str, Any
     own = min(positions(first), MOST_TOKENS)
     options: dict[str, Any] = {
         "model": first.base, "revision": first.revision, "seed": first.config.seed or 0,
-        "dtype": str(policy.weight_dtype(first.config)).removeprefix("torch."), "enforce_eager": on_cpu,
+        "dtype": str(policy.weight_dtype(first.config)).removeprefix("torch."), "enforce_eager": on_cpu, "use_tqdm_on_load": False,
         "max_model_len": own if None in asked else max(length for length in asked if length),
         "limit_mm_per_prompt": {"image": max(1, most_images), "video": 0},
         "mm_processor_kwargs": {

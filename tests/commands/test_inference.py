@@ -19,6 +19,7 @@ def test_the_answer_stands_alone_on_stdout_and_is_that_of_the_record(workshop, f
     assert (record["backend"], record["error"], len(record["sha"]), len(record["image_sha256"])) == ("transformers", None, 64, 1)
     assert record["completion_tokens"] <= record["max_new_tokens"]
     assert f"{finished}: loaded in" in plain.stderr
+    assert "Loading weights" not in plain.stderr
     kept = (workshop.folder / "home/inference/prompts.jsonl").read_text().splitlines()
     assert json.loads(kept[-1]) == record
 
