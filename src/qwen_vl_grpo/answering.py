@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from PIL import Image
 
-from qwen_vl_grpo import answers, dataset, exporting, fetching, hardware, loading, registry
+from qwen_vl_grpo import answers, dataset, exporting, fetching, gallery, hardware, journal, loading, registry
 from qwen_vl_grpo.errors import DataError, HardwareError
 from qwen_vl_grpo.interfaces import Generate, Sample
 from qwen_vl_grpo.items import Item
@@ -77,6 +77,8 @@ class How:
     backend: BackendName = "auto"
     batch_size: int = 8
     """Answers that transformers writes at once."""
+    shown: Container[str] = ()
+    """Ids of the items whose pictures are kept beside the answers, for people who compare runs later."""
 
 
 def ask(
@@ -164,10 +166,11 @@ def _start(name: str, group: Sequence[RunPolicy], items: Sequence[Item], how: Ho
 def _answers(backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], how: How, answered: Container[Key]) -> Iterator[Record]:
     """Records of one group: pictures are fetched ahead, items at fault are told between the answers."""
     at_fault: deque[Record] = deque()
-    asked: dict[int, tuple[Item, list[str], float]] = {}
+    asked: dict[int, tuple[Item, Record, float]] = {}
 
     def questions() -> Iterator[Question]:
         for item, opened in _ahead(lambda item: _open(item, how), items):
+            seen = _seen(item, opened, how)
             for run in group:
                 if key_of(run, item, how) in answered:
                     continue
@@ -178,14 +181,14 @@ def _answers(backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], ho
                 except DataError as error:
                     at_fault.append(_record(run, item, how, backend.name) | {"error": str(error)})
                     continue
-                asked[id(question)] = item, [picture.sha256 for picture in opened], time.perf_counter()
+                asked[id(question)] = item, seen, time.perf_counter()
                 yield question
 
     for question, completion in backend.answer(questions()):
         while at_fault:
             yield at_fault.popleft()
-        item, hashes, since = asked.pop(id(question))
-        yield _record(question.run, item, how, backend.name) | _told(question, completion, hashes, time.perf_counter() - since)
+        item, seen, since = asked.pop(id(question))
+        yield _record(question.run, item, how, backend.name) | _told(question, completion, time.perf_counter() - since) | seen
     yield from at_fault
 
 
@@ -196,6 +199,14 @@ def _open(item: Item, how: How) -> list[fetching.Picture] | DataError:
         return item.opened or [fetching.picture(source, item.folder, how.allow_private_urls) for source in item.images]
     except DataError as error:
         return error
+
+
+def _seen(item: Item, opened: list[fetching.Picture] | DataError, how: How) -> Record:
+    """The hashes of an item's pictures, and for an item that is shown later the names of their copies beside the journal."""
+    if isinstance(opened, DataError):
+        return {}
+    kept = {"pictures": [gallery.keep_picture(journal.folder(), picture.image) for picture in opened]} if item.id in how.shown else {}
+    return {"image_sha256": [picture.sha256 for picture in opened]} | kept
 
 
 def _question(run: RunPolicy, item: Item, images: Sequence[Image.Image], how: How, context: int) -> Question:
@@ -219,13 +230,13 @@ def _record(run: RunPolicy, item: Item, how: How, backend: str) -> Record:
     }  # fmt: skip
 
 
-def _told(question: Question, completion: Completion, hashes: list[str], seconds: float) -> Record:
+def _told(question: Question, completion: Completion, seconds: float) -> Record:
     text = question.run.processor.decode(completion.token_ids, skip_special_tokens=True)
     reasoning, answer = answers.parts(text)
     return {
         "answer": answer, "reasoning": reasoning, "completion": text, "well_formed": answers.strict_answer(text) is not None,
         "finish_reason": completion.finish_reason, "prompt_tokens": completion.prompt_tokens,
-        "completion_tokens": len(completion.token_ids), "image_sha256": hashes, "temperature": question.temperature,
+        "completion_tokens": len(completion.token_ids), "temperature": question.temperature,
         "max_new_tokens": question.max_new_tokens, "seed": question.run.config.seed if question.temperature else None,
         "seconds": round(seconds, 3),
     }  # fmt: skip

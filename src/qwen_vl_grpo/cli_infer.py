@@ -49,7 +49,7 @@ def infer(
     debug: Debug = False,
 ) -> None:
     """Answer one question, or a file of them, with the policies of runs found by run_id; records are kept in outputs/inference/."""
-    from qwen_vl_grpo import fetching, hardware, items, registry
+    from qwen_vl_grpo import fetching, gallery, hardware, items, registry
 
     if video_path is not None:
         raise DataError(f"--video_path {video_path}: {items.NO_VIDEO}")
@@ -71,7 +71,8 @@ def infer(
 
     answering.choose_backend(backend)
     runs = [loading.load(card, run_dir) for card, run_dir in found]
-    how = answering.How(system_prompt, max_new_tokens, temperature, allow_private_urls, backend, batch_size)
+    shown = {item.id for item in asked.items[: gallery.KEPT]} if batch else set()
+    how = answering.How(system_prompt, max_new_tokens, temperature, allow_private_urls, backend, batch_size, shown)
     if batch is None:
         _one(runs, asked.items, how, as_json)
     else:
@@ -111,7 +112,7 @@ def _one(runs: Any, asked: list[Item], how: Any, as_json: bool) -> None:
     for record in records:
         if record["error"]:
             raise DataError(record["error"])
-    journal.keep("prompts.jsonl", records)
+    journal.keep(journal.PROMPTS, records)
     if as_json:
         print(json.dumps(records if len(records) > 1 else records[0], indent=2))
         return

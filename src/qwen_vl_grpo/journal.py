@@ -12,6 +12,8 @@ import hashlib
 import json
 import re
 import time
+from collections.abc import Collection, Container, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +21,8 @@ from typing import Any
 from qwen_vl_grpo import index
 from qwen_vl_grpo.errors import DataError
 
+PROMPTS = "prompts.jsonl"
+"""Where single questions are kept."""
 Record = dict[str, Any]
 Key = tuple[str, str, str, str]
 """run_id, sha of its weights, id of the item, hash of everything that was asked."""
@@ -40,6 +44,22 @@ def keep(name: str, records: list[Record]) -> None:
     with (folder() / name).open("a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write("".join(json.dumps(record) + "\n" for record in records))
+
+
+def answers_of(runs: Container[tuple[str, str]], shas: Collection[str]) -> Iterator[tuple[str, Record]]:
+    """The name of the journal and the record of every answer that some runs gave to files of questions, in the order they came.
+
+    `runs` are pairs of run_id and sha, `shas` the second of each. Lines that cannot be read are passed over.
+    """
+    for path in sorted(folder().glob("*.jsonl")):
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file if path.name != PROMPTS else ():
+                if not any(sha in line for sha in shas):  # a journal may be long, and most of it other runs'
+                    continue
+                with suppress(ValueError, KeyError, TypeError):
+                    record = json.loads(line)
+                    if (record["run_id"], record["sha"]) in runs and not record["error"]:
+                        yield path.stem, record
 
 
 def key(record: Record) -> Key:

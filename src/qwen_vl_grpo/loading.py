@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ class RunPolicy:
 
     @property
     def sha(self) -> str:
-        return checkpoint_sha(self.card)
+        return registry.checkpoint_sha(self.card)
 
     @cached_property
     def folder(self) -> Path:
@@ -140,11 +139,6 @@ def prompt_ids(processor: Any, sample: Sample) -> list[int]:
 def positions(run: RunPolicy) -> int:
     """Tokens that a run's base can place."""
     return dataset.positions(run.base, run.revision)
-
-
-def checkpoint_sha(card: RunCard) -> str:
-    """One hash for all files that a run answers with."""
-    return hashlib.sha256(json.dumps(card.checkpoint_files, sort_keys=True).encode()).hexdigest()
 
 
 def ending_ids(processor: Any, own: int | list[int] | None) -> list[int]:

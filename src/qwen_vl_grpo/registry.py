@@ -7,6 +7,7 @@ two processes never write the same file.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import logging
 import shutil
@@ -231,6 +232,11 @@ def hash_files(run_dir: Path, folder: str) -> dict[str, str]:
     """sha256 of every file in one folder of a run that inference needs: weights, adapter, processor, settings; no pickles."""
     wanted = [path for path in sorted((run_dir / folder).iterdir()) if path.suffix in (".safetensors", ".json", ".jinja", ".txt")]
     return {f"{folder}/{path.name}": sha256(path) for path in wanted if path.name != "trainer_state.json"}
+
+
+def checkpoint_sha(card: RunCard) -> str:
+    """One hash for all files that a run answers with."""
+    return hashlib.sha256(json.dumps(card.checkpoint_files, sort_keys=True).encode()).hexdigest()
 
 
 def checkpoint_folder(card: RunCard, run_dir: Path) -> Path:

@@ -78,6 +78,15 @@ def test_a_record_says_who_was_asked_what_and_how_the_answer_came(made):
     assert len(json.dumps(record)) < 1500
 
 
+def test_pictures_of_the_items_that_are_shown_later_are_kept_beside_the_answers(made, own_home):
+    (run,) = load("whole")
+    how = answering.How(backend="transformers", shown={"two", "text"})
+    records = {record["item"]: record for record in answering.ask([run], ITEMS, how)}
+    assert ["pictures" in records[item] for item in ("red", "text", "two")] == [False, True, True]
+    assert (records["text"]["pictures"], len(set(records["two"]["pictures"]))) == ([], 2)
+    assert all((own_home / "inference" / name).is_file() for name in records["two"]["pictures"])
+
+
 def _sample(run, system):
     item = question("red", "red")
     opened = answering._open(item, HOW)

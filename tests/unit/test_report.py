@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
-from qwen_vl_grpo import gallery, registry, report, tasks
+from qwen_vl_grpo import gallery, journal, registry, report, tasks
 from qwen_vl_grpo.config import TaskSection
 from qwen_vl_grpo.errors import RegistryError, TrackingError
 from qwen_vl_grpo.evaluation import wilson
@@ -251,6 +251,42 @@ def test_answers_to_the_same_question_stand_together_and_others_are_counted(keep
     keep("c", dataset={"name": "charts"})
     assert "1 questions that fewer runs answered are left out" in compare("a", "b", "c")[0]
     assert "No question was answered by two of these runs" in compare("b", "c")[0]
+
+
+def asked(folder, run_id, item, completion, pictures=(), **changes):
+    """A record as `grpo infer --input` keeps it."""
+    sha = registry.checkpoint_sha(registry.read(folder))
+    record = {"run_id": run_id, "sha": sha, "item": item, "prompt": f"Why {item}?", "error": None}
+    record |= {"image_sha256": ["0" * 64], "pictures": pictures, "completion": completion, "well_formed": False}
+    return json.dumps(record | {"time": "2026-03-04T05:06:07+00:00"} | changes) + "\n"
+
+
+def test_answers_to_a_file_of_questions_stand_side_by_side_with_their_pictures(keep, compare):
+    a, b = keep("a", checkpoint_files={"x": "1"}), keep("b", checkpoint_files={"x": "2"})
+    journal.folder().mkdir(parents=True)
+    picture = gallery.keep_picture(journal.folder(), Image.new("RGB", (30, 20), "blue"))
+    lines = [asked(a, "a", "q1", answer, [picture]) for answer in ("earlier", "from a <b>")] + [asked(b, "b", "q1", "from b", [picture])]
+    lines += [asked(a, "a", "q2", "of one alone", ["../../secret.png"]), asked(b, "b", "q1", "of other weights", sha="0" * 64)]
+    lines += [asked(b, "b", "q3", "not kept", pictures=None), asked(b, "b", "q1", "", error="at fault"), "{half\n"]
+    (journal.folder() / "in-0123.jsonl").write_text("".join(lines))
+    (journal.folder() / journal.PROMPTS).write_text(asked(a, "a", "prompt", "single", []))
+    page, markdown, _ = compare("a", "b")
+    since = page.split("Files of questions asked since")[1]
+    assert since.count("<article>") == 1
+    assert since.count("data:image/png;base64,") == 1
+    assert "from a &lt;b&gt;" in since and "from b" in since and "2026-03-04" in since and "Why q1?" in since
+    for absent in ("earlier", "of other weights", "single", "not kept", "of one alone", "Gold"):
+        assert absent not in since
+    assert "| b | 2026-03-04 | not well-formed | from b |" in markdown
+    assert "of one alone" in compare("a")[0]
+    assert "The picture ../../secret.png is not there" in compare("a")[0]
+
+
+def test_without_files_of_questions_there_is_no_part_for_them(keep, compare):
+    keep("a")
+    page, markdown, _ = compare("a")
+    assert "asked since" not in page
+    assert "files of questions" not in markdown
 
 
 def test_a_long_completion_is_cut_and_says_so(keep, compare):
