@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import json
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -113,7 +114,7 @@ def _from_one_base(
             try:
                 if run.has_adapter:
                     moved = backend.check(run, canary(run))
-                    log.info("%s: its adapter moves a canary's log-probabilities by %.2g", run.run_id, moved)
+                    log.info("%s: its adapter moves a canary's log-probabilities%s", run.run_id, f" by {moved:.2g}" * math.isfinite(moved))
             except TowerIgnored:
                 log.info("%s: vLLM leaves out what its adapter learned in the vision tower; answered from a merged copy", run.run_id)
                 without_tower.append(run)

@@ -85,9 +85,9 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._file.close()
-        if self._output:
-            self._output.close()
+        for file in filter(None, (self._file, self._output)):
+            with suppress(OSError):  # what a full disk did not take was told by `add`
+                file.close()
 
     def _whole(self) -> list[Record]:
         """The records that are there whole; half a line that a kill left at the end is cut off."""
@@ -122,15 +122,20 @@ class Journal:
                 raise DataError(f"--output {self._output_path}: holds something else than answers to this input; name another file")
         latest = {key(record): record for record in self.records if key(record) in wanted}
         index.replace(self._output_path, "".join(self._line(record) for record in latest.values()))
-        self._output = self._output_path.open("a", encoding="utf-8")
+        self._output = self._output_path.open("ab")
 
     def add(self, record: Record) -> None:
+        """Write a record to the journal and to --output; raises DataError if the disk does not take it."""
         self.records.append(record)
-        self._file.write(json.dumps(record).encode() + b"\n")
-        self._file.flush()
-        if self._output:
-            self._output.write(self._line(record))
-            self._output.flush()
+        for path, file, line in ((self.path, self._file, json.dumps(record) + "\n"), (self._output_path, self._output, self._line(record))):
+            try:
+                if file:
+                    file.write(line.encode())
+                    file.flush()
+            except OSError as error:
+                raise DataError(
+                    f"{path}: cannot be written ({error.strerror}); the answers before are kept: make room and start the command again"
+                ) from None
 
     def _line(self, record: Record) -> str:
         return json.dumps(openai_line(record) if self._openai else record) + "\n"

@@ -187,7 +187,7 @@ def only(run: RunPolicy, part: str, folder: Path) -> Path:
 
 
 def distance(one: dict[int, float], other: dict[int, float]) -> float:
-    """The largest difference of the log-probabilities that both hold."""
+    """The largest difference of the log-probabilities that both hold; infinite if no token is likely to both."""
     return max((abs(one[token] - other[token]) for token in one.keys() & other.keys()), default=float("inf"))
 
 
