@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import json
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -21,13 +22,14 @@ from typing import Any, Literal
 import torch
 from PIL import Image
 
-from qwen_vl_grpo import answers, dataset, fetching, hardware, loading, registry
+from qwen_vl_grpo import answers, dataset, exporting, fetching, gallery, hardware, journal, loading, registry
 from qwen_vl_grpo.errors import DataError, HardwareError
 from qwen_vl_grpo.interfaces import Generate, Sample
 from qwen_vl_grpo.items import Item
 from qwen_vl_grpo.journal import Key, Record
 from qwen_vl_grpo.loading import Completion, Question, RunPolicy
 from qwen_vl_grpo.transformers_backend import TransformersBackend, sampled
+from qwen_vl_grpo.vllm_backend import TowerIgnored, VllmBackend
 
 log = logging.getLogger("qwen_vl_grpo")
 
@@ -76,6 +78,8 @@ class How:
     backend: BackendName = "auto"
     batch_size: int = 8
     """Answers that transformers writes at once."""
+    shown: Container[str] = ()
+    """Ids of the items whose pictures are kept beside the answers, for people who compare runs later."""
 
 
 def ask(
@@ -88,17 +92,40 @@ def ask(
     """
     backend_name = choose_backend(how.backend)
     for group in loading.groups(runs):
-        wanted = [item for item in items if any(key_of(run, item, how) not in answered for run in group)]
-        if not wanted:
-            continue
-        started = time.perf_counter()
-        with closing(_start(backend_name, group, wanted, how)) as backend:
-            for run in group:
+        left = [run for run in group if any(key_of(run, item, how) not in answered for item in items)]
+        if left:
+            yield from _from_one_base(backend_name, left, items, how, answered, loaded)
+
+
+def _from_one_base(
+    backend_name: str,
+    group: Sequence[RunPolicy],
+    items: Sequence[Item],
+    how: How,
+    answered: Container[Key],
+    loaded: Callable[[float], object],
+) -> Iterator[Record]:
+    """Records of runs that answer from one loaded base; those whose tower vLLM leaves out answer after them, each from a merged copy."""
+    wanted = [item for item in items if any(key_of(run, item, how) not in answered for run in group)]
+    without_tower: list[RunPolicy] = []
+    started = time.perf_counter()
+    with closing(_start(backend_name, group, wanted, how)) as backend:
+        for run in group:
+            try:
                 if run.has_adapter:
                     moved = backend.check(run, canary(run))
-                    log.info("%s: its adapter moves a canary's log-probabilities by %.2g", run.run_id, moved)
+                    log.info("%s: its adapter moves a canary's log-probabilities%s", run.run_id, f" by {moved:.2g}" * math.isfinite(moved))
+            except TowerIgnored:
+                log.info("%s: vLLM leaves out what its adapter learned in the vision tower; answered from a merged copy", run.run_id)
+                without_tower.append(run)
+        loaded(time.perf_counter() - started)
+        if checked := [run for run in group if run not in without_tower]:
+            yield from _answers(backend, checked, wanted, how, answered)
+    for run in without_tower:
+        started = time.perf_counter()
+        with exporting.merged(run) as copy:
             loaded(time.perf_counter() - started)
-            yield from _answers(backend, group, wanted, how, answered)
+            yield from _from_one_base(backend_name, [copy], items, how, answered, loaded)
 
 
 def choose_backend(asked: BackendName) -> str:
@@ -134,18 +161,17 @@ def _system(run: RunPolicy, how: How) -> str:
 def _start(name: str, group: Sequence[RunPolicy], items: Sequence[Item], how: How) -> Any:
     if name == "transformers":
         return TransformersBackend(group, how.batch_size)
-    from qwen_vl_grpo.vllm_backend import VllmBackend
-
     return VllmBackend(group, max(len(item.images) for item in items))
 
 
 def _answers(backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], how: How, answered: Container[Key]) -> Iterator[Record]:
     """Records of one group: pictures are fetched ahead, items at fault are told between the answers."""
     at_fault: deque[Record] = deque()
-    asked: dict[int, tuple[Item, list[str], float]] = {}
+    asked: dict[int, tuple[Item, Record, float]] = {}
 
     def questions() -> Iterator[Question]:
         for item, opened in _ahead(lambda item: _open(item, how), items):
+            seen = _seen(item, opened, how)
             for run in group:
                 if key_of(run, item, how) in answered:
                     continue
@@ -156,14 +182,14 @@ def _answers(backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], ho
                 except DataError as error:
                     at_fault.append(_record(run, item, how, backend.name) | {"error": str(error)})
                     continue
-                asked[id(question)] = item, [picture.sha256 for picture in opened], time.perf_counter()
+                asked[id(question)] = item, seen, time.perf_counter()
                 yield question
 
     for question, completion in backend.answer(questions()):
         while at_fault:
             yield at_fault.popleft()
-        item, hashes, since = asked.pop(id(question))
-        yield _record(question.run, item, how, backend.name) | _told(question, completion, hashes, time.perf_counter() - since)
+        item, seen, since = asked.pop(id(question))
+        yield _record(question.run, item, how, backend.name) | _told(question, completion, time.perf_counter() - since) | seen
     yield from at_fault
 
 
@@ -174,6 +200,14 @@ def _open(item: Item, how: How) -> list[fetching.Picture] | DataError:
         return item.opened or [fetching.picture(source, item.folder, how.allow_private_urls) for source in item.images]
     except DataError as error:
         return error
+
+
+def _seen(item: Item, opened: list[fetching.Picture] | DataError, how: How) -> Record:
+    """The hashes of an item's pictures, and for an item that is shown later the names of their copies beside the journal."""
+    if isinstance(opened, DataError):
+        return {}
+    kept = {"pictures": [gallery.keep_picture(journal.folder(), picture.image) for picture in opened]} if item.id in how.shown else {}
+    return {"image_sha256": [picture.sha256 for picture in opened]} | kept
 
 
 def _question(run: RunPolicy, item: Item, images: Sequence[Image.Image], how: How, context: int) -> Question:
@@ -197,13 +231,13 @@ def _record(run: RunPolicy, item: Item, how: How, backend: str) -> Record:
     }  # fmt: skip
 
 
-def _told(question: Question, completion: Completion, hashes: list[str], seconds: float) -> Record:
+def _told(question: Question, completion: Completion, seconds: float) -> Record:
     text = question.run.processor.decode(completion.token_ids, skip_special_tokens=True)
     reasoning, answer = answers.parts(text)
     return {
         "answer": answer, "reasoning": reasoning, "completion": text, "well_formed": answers.strict_answer(text) is not None,
         "finish_reason": completion.finish_reason, "prompt_tokens": completion.prompt_tokens,
-        "completion_tokens": len(completion.token_ids), "image_sha256": hashes, "temperature": question.temperature,
+        "completion_tokens": len(completion.token_ids), "temperature": question.temperature,
         "max_new_tokens": question.max_new_tokens, "seed": question.run.config.seed if question.temperature else None,
         "seconds": round(seconds, 3),
     }  # fmt: skip

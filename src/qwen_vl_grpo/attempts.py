@@ -126,10 +126,18 @@ def standing(lines: Sequence[dict[str, Any]], step: float = math.inf) -> list[di
     """The lines of metrics of the steps up to `step`; of a step that was done again, those of its last attempt."""
     kept: list[dict[str, Any]] = []
     for line in lines:
-        if kept and line.get("attempt") != kept[-1].get("attempt"):
+        if kept and begins_anew((line["step"], line.get("attempt")), (kept[-1]["step"], kept[-1].get("attempt"))):
             kept = [earlier for earlier in kept if earlier["step"] < line["step"]]
         kept.append(line)
     return [line for line in kept if line["step"] <= step]
+
+
+def begins_anew(line: tuple[float, Any], before: tuple[float, Any]) -> bool:
+    """Whether a line of metrics at (step, attempt) does steps again, so that lines before it stand up to its step only.
+
+    `before` is the place of the line before it. Runs from before there were attempts have None, and their steps tell.
+    """
+    return line[1] != before[1] or line[0] < before[0]
 
 
 def _moment(seconds: float) -> str:

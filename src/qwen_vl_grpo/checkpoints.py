@@ -12,6 +12,8 @@ import os
 import shutil
 from pathlib import Path
 
+from qwen_vl_grpo import index
+
 log = logging.getLogger("qwen_vl_grpo")
 
 ASIDE = ".saving"
@@ -48,9 +50,7 @@ def whole(folder: Path) -> bool:
 def forget_missing(folder: Path) -> None:
     """Take the files that are gone out of a checkpoint's hashes, so that what is left of it is whole."""
     lines = (folder / HASHES).read_text(encoding="utf-8").splitlines(keepends=True)
-    beside = folder / f".{HASHES}"
-    beside.write_text("".join(line for line in lines if (folder / line.rstrip("\n").partition("  ")[2]).is_file()), encoding="utf-8")
-    os.replace(beside, folder / HASHES)
+    index.replace(folder / HASHES, "".join(line for line in lines if (folder / line.rstrip("\n").partition("  ")[2]).is_file()))
 
 
 def in_order(run_dir: Path) -> list[Path]:

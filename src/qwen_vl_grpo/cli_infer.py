@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Runs = Annotated[
     str,
-    typer.Option("--run_id", help="Who answers: an id, several parted by commas, a pattern ('v1-*'), or all."),
+    typer.Option("--run_id", help="Who answers: an id, several parted by commas, a pattern ('v1-*'), or all; here and on the Hub."),
 ]
 Backend = Annotated[
     Literal["auto", "vllm", "transformers"], typer.Option("--backend", help="auto takes vLLM on a GPU where it is installed.")
@@ -32,6 +32,7 @@ def infer(
     run_id: Runs,
     prompt: Annotated[str | None, typer.Option("--prompt", help="The question; with --input, for rows without one.")] = None,
     image_path: Annotated[list[str] | None, typer.Option("--image_path", help="A picture: a file or a URL. Repeatable.")] = None,
+    video_path: Annotated[str | None, typer.Option("--video_path", help="A clip: refused so far, since no run learns from clips.")] = None,
     batch: Annotated[str | None, typer.Option("--input", help="Many questions: JSONL, CSV, OpenAI batch, a folder of pictures.")] = None,
     output: Annotated[
         Path | None,
@@ -48,27 +49,30 @@ def infer(
     debug: Debug = False,
 ) -> None:
     """Answer one question, or a file of them, with the policies of runs found by run_id; records are kept in outputs/inference/."""
-    from qwen_vl_grpo import fetching, hardware, items, registry
+    from qwen_vl_grpo import fetching, gallery, hardware, items, registry
 
+    if video_path is not None:
+        raise DataError(f"--video_path {video_path}: {items.NO_VIDEO}")
     if batch is None and prompt is None:
         raise DataError("ask something: --prompt TEXT, or --input FILE")
     if (batch is not None and image_path) or (batch is None and (output or retry_errors)):
         raise DataError("--image_path goes with one --prompt, --output and --retry_errors go with --input")
-    found = registry.select(run_id)
-    for card, run_dir in found:
-        registry.checkpoint_folder(card, run_dir)
     if batch is None:
         opened = [fetching.picture(source, allow_private=allow_private_urls) for source in image_path or ()]
         asked = items.Batch([items.Item("prompt", [{"role": "user", "content": prompt}], image_path or [], opened=opened)])
     else:
         asked = items.read(batch, prompt)
-    hardware.quiet_libraries()
     _show_log()
+    found = registry.select(run_id)  # after the question was read: it may bring runs from the Hub
+    for card, run_dir in found:
+        registry.checkpoint_folder(card, run_dir)
+    hardware.quiet_libraries()
     from qwen_vl_grpo import answering, loading
 
     answering.choose_backend(backend)
     runs = [loading.load(card, run_dir) for card, run_dir in found]
-    how = answering.How(system_prompt, max_new_tokens, temperature, allow_private_urls, backend, batch_size)
+    shown = {item.id for item in asked.items[: gallery.KEPT]} if batch else set()
+    how = answering.How(system_prompt, max_new_tokens, temperature, allow_private_urls, backend, batch_size, shown)
     if batch is None:
         _one(runs, asked.items, how, as_json)
     else:
@@ -83,11 +87,11 @@ def serve(
     """Serve runs as models of an OpenAI-compatible vLLM server on 127.0.0.1, with a key."""
     from qwen_vl_grpo import hardware, registry
 
+    _show_log()
     found = registry.select(",".join(run_ids))
     for card, run_dir in found:
         registry.checkpoint_folder(card, run_dir)
     hardware.quiet_libraries()
-    _show_log()
     from qwen_vl_grpo import loading, serving
 
     serving.refuse_unsafe(os.environ)
@@ -108,7 +112,7 @@ def _one(runs: Any, asked: list[Item], how: Any, as_json: bool) -> None:
     for record in records:
         if record["error"]:
             raise DataError(record["error"])
-    journal.keep("prompts.jsonl", records)
+    journal.keep(journal.PROMPTS, records)
     if as_json:
         print(json.dumps(records if len(records) > 1 else records[0], indent=2))
         return

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +18,8 @@ from qwen_vl_grpo.interfaces import RunCard, Sample
 
 if TYPE_CHECKING:
     import torch
+
+    from qwen_vl_grpo.loading import RunPolicy
 
 BOUNDS = {"float32": 1e-3, "bfloat16": 0.1}
 """The share of probability that the written checkpoint may give to other tokens than base and adapter do, at any place of the prompt."""
@@ -79,6 +85,26 @@ def export(card: RunCard, run_dir: Path, target: Path, dtype: str | None = None)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return record
+
+
+@contextmanager
+def merged(run: RunPolicy) -> Iterator[RunPolicy]:
+    """The same run with its adapter merged into a full checkpoint that lasts as long as the context; raises RegistryError."""
+    import torch
+
+    from qwen_vl_grpo import policy
+    from qwen_vl_grpo.loading import RunPolicy
+
+    place = registry.home() / "merged"
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{run.run_id}-", dir=place) as folder:
+        try:
+            export(run.card, run.run_dir, Path(folder) / "whole", str(policy.weight_dtype(run.config)).removeprefix("torch."))
+        except RegistryError as error:
+            raise RegistryError(f"run_id {run.run_id}: no merged copy could be made ({error}); use --backend transformers") from None
+        gc.collect()
+        torch.cuda.empty_cache()  # the engine that comes next counts what is free
+        yield RunPolicy(run.card.model_copy(update={"checkpoint": "whole"}), Path(folder), run.config)
 
 
 def compare(record: dict[str, Any]) -> None:

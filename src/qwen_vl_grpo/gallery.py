@@ -36,7 +36,7 @@ def keep(run_dir: Path, when: str, task: Task, samples: Sequence[Sample], comple
             "id": sample.id,
             "question": "\n".join(turn["content"] for turn in sample.prompt if turn["role"] == "user" and isinstance(turn["content"], str)),
             "gold": sample.answer,
-            "pictures": [_keep_picture(run_dir, image) for image in sample.images],
+            "pictures": [keep_picture(run_dir, image) for image in sample.images],
         }
         lines.append(item | {when: {"completion": texts[0], "format": verdict.format, "correct": verdict.correct}})
     index.replace(run_dir / "answers.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
@@ -59,8 +59,8 @@ def read(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
     return items, len(lines) - len(items)
 
 
-def _keep_picture(run_dir: Path, image: Any) -> str:
-    """Write a small copy under the hash of its bytes: PNG while that is small, as drawings are, else JPEG."""
+def keep_picture(folder: Path, image: Any) -> str:
+    """Write a small copy under the hash of its bytes: PNG while that is small, as drawings are, else JPEG. Returns its name in `folder`."""
     image = image.convert("RGB")
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
     for kind, options in (("PNG", {"optimize": True}), ("JPEG", {"quality": 85})):
@@ -69,6 +69,6 @@ def _keep_picture(run_dir: Path, image: Any) -> str:
         if file.tell() < 40_000:
             break
     name = f"answers/{hashlib.sha256(file.getvalue()).hexdigest()[:16]}.{kind.lower()}"
-    (run_dir / "answers").mkdir(exist_ok=True)
-    (run_dir / name).write_bytes(file.getvalue())
+    (folder / "answers").mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(file.getvalue())
     return name

@@ -93,7 +93,7 @@ def check(run_id: str, public: bool, mine: Callable[[bytes], bool]) -> None:
     with _talking("write") as api:
         token = api.whoami()["auth"]["accessToken"]
         if token["role"] == "read" or (token["role"] == "fineGrained" and "repo.write" not in str(token.get("fineGrained"))):
-            raise HubError(_scope("write"))
+            raise HubError(f"{_required()}: {_scope(_required(), 'write')}")
         _refuse_others(api, run_id, _head(api, public), mine)
 
 
@@ -204,6 +204,16 @@ def _page(repo: str) -> str:
     return f"{_endpoint()}/{repo}"
 
 
+def show_bars() -> None:
+    """Show the bars of downloads on a terminal, and nowhere else."""
+    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    elif "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
+        enable_progress_bars()
+
+
 @contextmanager
 def _talking(to: str) -> Iterator[Any]:
     """A client whose every failure is one HubError; `to` is what it was about to do: read or write."""
@@ -212,11 +222,10 @@ def _talking(to: str) -> Iterator[Any]:
         raise HubError(f"HF_ENDPOINT {_endpoint()}: would get HF_TOKEN in clear text; use https")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub import HfApi, get_session
-    from huggingface_hub.utils import disable_progress_bars, logging
+    from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()
-    if not sys.stderr.isatty():
-        disable_progress_bars()
+    show_bars()
     get_session().timeout = _patience()  # the client itself would wait for ever
     try:
         yield HfApi()
@@ -235,7 +244,7 @@ def _http_error() -> type[Exception]:
 
 def _refusal(error: Exception, to: str) -> HubError:
     """What a failed request means, and what to do about it; never any part of a token."""
-    from huggingface_hub import errors, get_token
+    from huggingface_hub import errors
 
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # the client tells of a failed request as of a file that its cache lacks
@@ -243,13 +252,8 @@ def _refusal(error: Exception, to: str) -> HubError:
     code = getattr(response, "status_code", None)
     if isinstance(error, errors.OfflineModeIsEnabled):
         return HubError(f"{repo}: was not asked, because HF_HUB_OFFLINE is set", passing=True)
-    if isinstance(error, errors.GatedRepoError):
-        return HubError(f"{repo}: is gated; accept its terms at {_page(repo)} with the account of HF_TOKEN")
-    if code == 401 or isinstance(error, errors.LocalTokenNotFoundError):
-        said = "the Hub does not know HF_TOKEN" if get_token() else "HF_TOKEN is not set"
-        return HubError(f"{repo}: {said} (401); make a token at {_endpoint()}/settings/tokens and set HF_TOKEN")
-    if code == 403:
-        return HubError(_scope(to))
+    if reason := denied(error, repo, to):
+        return HubError(f"{repo}: {reason}")
     if code == 404:
         return HubError(f"{repo}: is not there, or HF_TOKEN may not see it (404); look at HF_REGISTRY_REPO")
     if code == 429:
@@ -267,7 +271,32 @@ def _refusal(error: Exception, to: str) -> HubError:
     return HubError(f"{repo}: the Hub's answer was broken ({kind}); try again later", passing=True)
 
 
-def _scope(to: str) -> str:
+def denied(error: BaseException | None, repo: str, to: str = "read") -> str | None:
+    """Why this account gets nothing of a repository and what to do, if an error or one that it stands for says so; else None.
+
+    `repo` is OWNER/NAME of a model or datasets/OWNER/NAME, `to` what was asked for: read or write. No part of a token is in it.
+    """
+    from huggingface_hub import errors, get_token
+
+    while error is not None:
+        code = getattr(getattr(error, "response", None), "status_code", None)
+        if isinstance(error, errors.GatedRepoError):
+            if not get_token():
+                return f"is gated and HF_TOKEN is not set; accept its terms at {_page(repo)} and set HF_TOKEN to a token of that account"
+            return (
+                f"is gated; accept its terms at {_page(repo)} with the account of HF_TOKEN, and give a fine-grained token "
+                "'Read access to contents of all public gated repos you can access'"
+            )
+        if code == 401 or isinstance(error, errors.LocalTokenNotFoundError):
+            said = "the Hub does not know HF_TOKEN" if get_token() else "it is private or not there, and HF_TOKEN is not set"
+            return f"{said} (401); make a token at {_endpoint()}/settings/tokens and set HF_TOKEN"
+        if code == 403:
+            return _scope(repo, to)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _scope(repo: str, to: str) -> str:
     """What a token lacks that may not read or write; the words are those of the Hub's page."""
     scope = "'Write access to contents/settings' (repo.write)" if to == "write" else "'Read access to contents' (repo.content.read)"
-    return f"{_required()}: HF_TOKEN may not {to} (403); give it {scope} of {_required()} at {_endpoint()}/settings/tokens"
+    return f"HF_TOKEN may not {to} (403); give it {scope} of {repo} at {_endpoint()}/settings/tokens"

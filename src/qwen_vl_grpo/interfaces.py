@@ -87,6 +87,8 @@ class RunCard(BaseModel):
     base_model: str
     base_revision: str | None = None
     dataset: dict[str, Any] = {}
+    licences: dict[str, str] = {}
+    """base and data -> what is known of their licences (licences.py)."""
     config: dict[str, Any] = {}
     digest: str = ""
     git: dict[str, Any] = {}

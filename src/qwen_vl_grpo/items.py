@@ -24,6 +24,10 @@ from qwen_vl_grpo.interfaces import Message
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 PROMPT, IMAGES = ("prompt", "question"), ("images", "image", "image_path", "image_paths")
+VIDEOS = ("video", "videos", "video_path", "video_url")
+NO_VIDEO = (
+    "no clip is read yet: no run has learned from clips, so which frames it takes and when they were is not settled; ask with pictures"
+)
 BODY = ("model", "messages", "max_tokens", "max_completion_tokens", "temperature", "stream", "n", "user", "metadata")
 
 
@@ -118,6 +122,8 @@ def _item(number: str, row: Mapping[str, Any], prompt: str | None, folder: Path)
     asked = next((row[key] for key in PROMPT if row.get(key)), prompt)
     if not isinstance(asked, str) or not asked.strip():
         return Item(item_id, error="asks nothing: it has no text under `prompt`, and there is no --prompt")
+    if any(row.get(key) for key in VIDEOS):
+        return Item(item_id, error=NO_VIDEO)
     images = next((row[key] for key in IMAGES if row.get(key)), [])
     images = [images] if isinstance(images, str) else images
     if not isinstance(images, list) or not all(isinstance(image, str) and image for image in images):

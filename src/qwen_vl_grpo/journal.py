@@ -10,23 +10,26 @@ import calendar
 import fcntl
 import hashlib
 import json
-import os
 import re
 import time
+from collections.abc import Collection, Container, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from qwen_vl_grpo import registry
+from qwen_vl_grpo import index
 from qwen_vl_grpo.errors import DataError
 
+PROMPTS = "prompts.jsonl"
+"""Where single questions are kept."""
 Record = dict[str, Any]
 Key = tuple[str, str, str, str]
 """run_id, sha of its weights, id of the item, hash of everything that was asked."""
 
 
 def folder() -> Path:
-    return registry.home() / "inference"
+    return index.home() / "inference"
 
 
 def name_for(source: str) -> str:
@@ -41,6 +44,22 @@ def keep(name: str, records: list[Record]) -> None:
     with (folder() / name).open("a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write("".join(json.dumps(record) + "\n" for record in records))
+
+
+def answers_of(runs: Container[tuple[str, str]], shas: Collection[str]) -> Iterator[tuple[str, Record]]:
+    """The name of the journal and the record of every answer that some runs gave to files of questions, in the order they came.
+
+    `runs` are pairs of run_id and sha, `shas` the second of each. Lines that cannot be read are passed over.
+    """
+    for path in sorted(folder().glob("*.jsonl")):
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file if path.name != PROMPTS else ():
+                if not any(sha in line for sha in shas):  # a journal may be long, and most of it other runs'
+                    continue
+                with suppress(ValueError, KeyError, TypeError):
+                    record = json.loads(line)
+                    if (record["run_id"], record["sha"]) in runs and not record["error"]:
+                        yield path.stem, record
 
 
 def key(record: Record) -> Key:
@@ -66,9 +85,9 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._file.close()
-        if self._output:
-            self._output.close()
+        for file in filter(None, (self._file, self._output)):
+            with suppress(OSError):  # what a full disk did not take was told by `add`
+                file.close()
 
     def _whole(self) -> list[Record]:
         """The records that are there whole; half a line that a kill left at the end is cut off."""
@@ -102,19 +121,21 @@ class Journal:
             if not {line + "\n" for line in whole} <= known or not any(line.startswith(rest) for line in known | {""}):
                 raise DataError(f"--output {self._output_path}: holds something else than answers to this input; name another file")
         latest = {key(record): record for record in self.records if key(record) in wanted}
-        self._output_path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self._output_path.with_name(f".{self._output_path.name}.{os.getpid()}")
-        beside.write_text("".join(self._line(record) for record in latest.values()), encoding="utf-8")
-        os.replace(beside, self._output_path)
-        self._output = self._output_path.open("a", encoding="utf-8")
+        index.replace(self._output_path, "".join(self._line(record) for record in latest.values()))
+        self._output = self._output_path.open("ab")
 
     def add(self, record: Record) -> None:
+        """Write a record to the journal and to --output; raises DataError if the disk does not take it."""
         self.records.append(record)
-        self._file.write(json.dumps(record).encode() + b"\n")
-        self._file.flush()
-        if self._output:
-            self._output.write(self._line(record))
-            self._output.flush()
+        for path, file, line in ((self.path, self._file, json.dumps(record) + "\n"), (self._output_path, self._output, self._line(record))):
+            try:
+                if file:
+                    file.write(line.encode())
+                    file.flush()
+            except OSError as error:
+                raise DataError(
+                    f"{path}: cannot be written ({error.strerror}); the answers before are kept: make room and start the command again"
+                ) from None
 
     def _line(self, record: Record) -> str:
         return json.dumps(openai_line(record) if self._openai else record) + "\n"

@@ -46,5 +46,14 @@ def of_dataset(name: str) -> Licence | None:
     return _find(name, DATASETS)
 
 
+def of_run(base: str, dataset: str) -> dict[str, str]:
+    """What a card states: base and data -> the licence and what it allows, in words."""
+    found = {"base": of_base(base), "data": of_dataset(dataset)}
+    return {
+        what: f"{licence.name}. {licence.allows.replace('*', '')}" if licence else "not known to qwen-vl-grpo; look at its page"
+        for what, licence in found.items()
+    }
+
+
 def _find(name: str, known: tuple[tuple[str, Licence], ...]) -> Licence | None:
     return next((licence for pattern, licence in known if re.fullmatch(pattern, name)), None)

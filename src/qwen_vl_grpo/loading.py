@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +12,10 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # pyright: ignore[reportPrivateImportUsage]
 from trl.data_utils import prepare_multimodal_messages
 
-from qwen_vl_grpo import dataset, policy, registry
+from qwen_vl_grpo import dataset, model_card, policy, registry
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError, RegistryError
 from qwen_vl_grpo.interfaces import RunCard, Sample
@@ -35,7 +35,7 @@ class RunPolicy:
 
     @property
     def sha(self) -> str:
-        return checkpoint_sha(self.card)
+        return registry.checkpoint_sha(self.card)
 
     @cached_property
     def folder(self) -> Path:
@@ -85,8 +85,12 @@ class RunPolicy:
 
     @cached_property
     def rank(self) -> int:
-        settings = json.loads((self.folder / "adapter_config.json").read_text(encoding="utf-8"))
-        return max([settings["r"], *(settings.get("rank_pattern") or {}).values()])
+        return max([self.adapter_config["r"], *(self.adapter_config.get("rank_pattern") or {}).values()])
+
+    @cached_property
+    def adapter_config(self) -> dict[str, Any]:
+        """PEFT's settings of the adapter."""
+        return json.loads((self.folder / "adapter_config.json").read_text(encoding="utf-8"))
 
     def learned(self) -> dict[str, int]:
         """Part of the model (vision, merger, language) -> tensors of the adapter that are not all zeros there."""
@@ -142,11 +146,6 @@ def positions(run: RunPolicy) -> int:
     return dataset.positions(run.base, run.revision)
 
 
-def checkpoint_sha(card: RunCard) -> str:
-    """One hash for all files that a run answers with."""
-    return hashlib.sha256(json.dumps(card.checkpoint_files, sort_keys=True).encode()).hexdigest()
-
-
 def ending_ids(processor: Any, own: int | list[int] | None) -> list[int]:
     return sorted({processor.tokenizer.eos_token_id, *(own if isinstance(own, list) else [own] if own is not None else [])})
 
@@ -166,10 +165,12 @@ def load(card: RunCard, run_dir: Path) -> RunPolicy:
 
 
 def check_adapter(run: RunPolicy) -> None:
-    """Raise RegistryError if a tensor of the adapter fits no layer of the base, or if all of it is zero."""
+    """Raise RegistryError if the adapter was trained on another base, a tensor of it fits no layer, or all of it is zero."""
     policy.check(run.config, run.base)
+    config = AutoConfig.from_pretrained(run.base, revision=run.revision)
+    _check_base(run, config.model_type)
     with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(run.base, revision=run.revision))
+        model = AutoModelForImageTextToText.from_config(config)
     weights = {name: list(weight.shape) for name, weight in model.named_parameters(remove_duplicate=False)}
     for name, shape in run.tensors.items():
         layer, _, kind = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
@@ -184,6 +185,18 @@ def check_adapter(run: RunPolicy) -> None:
             )
     if not run.learned():
         raise RegistryError(f"run_id {run.run_id}: its adapter is all zeros, so its answers would be the base model's")
+
+
+def _check_base(run: RunPolicy, family: str) -> None:
+    """Layers of the same names and sizes are in bases of other families and versions, too; folders may have been moved, Hub ids not."""
+    trained_on = run.adapter_config.get("base_model_name_or_path") or run.base
+    if model_card.HUB_ID.fullmatch(trained_on) and model_card.HUB_ID.fullmatch(run.base) and trained_on != run.base:
+        raise RegistryError(f"run_id {run.run_id}: its adapter was trained on {trained_on} and its card names {run.base}; restore the card")
+    if PROCESSOR_MAPPING_NAMES[family] != type(run.processor).__name__:
+        raise RegistryError(
+            f"run_id {run.run_id}: it was trained with a {type(run.processor).__name__} and {run.base} is of the family {family}, so its "
+            "adapter is for another model"
+        )
 
 
 def groups(runs: Sequence[RunPolicy]) -> list[list[RunPolicy]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 import torch
 from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+from transformers.utils import logging as transformers_logging
 from trl.data_utils import prepare_multimodal_messages
 
+from qwen_vl_grpo import hub
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import PolicyError
 from qwen_vl_grpo.interfaces import Sample
@@ -32,7 +35,7 @@ def load_processor(config: RunConfig, name: str | None = None) -> Any:
     try:
         processor = AutoProcessor.from_pretrained(source, revision=config.model_revision if source == config.model_name else None)
     except (OSError, ValueError) as error:
-        raise PolicyError(f"model_name {source}: its processor cannot be loaded ({_first_line(error)})") from None
+        raise PolicyError(f"model_name {source}: its processor cannot be loaded ({_reason(error, source)})") from None
     if not hasattr(processor, "image_processor"):
         raise PolicyError(f"model_name {source}: has no picture processor; use a Qwen-VL checkpoint")
     processor.tokenizer.padding_side = "left"
@@ -49,6 +52,7 @@ def load_model(config: RunConfig, name: str | None = None) -> Any:
     source = name or config.model_name
     revision = config.model_revision if source == config.model_name else None
     check(config, source)
+    _quiet()
     try:
         model = AutoModelForImageTextToText.from_pretrained(
             source,
@@ -59,7 +63,7 @@ def load_model(config: RunConfig, name: str | None = None) -> Any:
             device_map={"": torch.cuda.current_device()} if torch.cuda.is_available() else None,
         )
     except (OSError, ValueError, ImportError) as error:
-        raise PolicyError(f"model_name {source}: cannot be loaded ({_first_line(error)})") from None
+        raise PolicyError(f"model_name {source}: cannot be loaded ({_reason(error, source)})") from None
     own = model.generation_config
     model.generation_config = GenerationConfig(bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id)
     return model
@@ -75,7 +79,7 @@ def check(config: RunConfig, name: str | None = None) -> None:
     try:
         family = AutoConfig.from_pretrained(source, revision=config.model_revision if source == config.model_name else None).model_type
     except (OSError, ValueError) as error:
-        raise PolicyError(f"model_name {source}: cannot be loaded ({_first_line(error)})") from None
+        raise PolicyError(f"model_name {source}: cannot be loaded ({_reason(error, source)})") from None
     if family not in FAMILIES:
         raise PolicyError(f"model_name {source}: is of the family {family}; the families that learn here are {', '.join(FAMILIES)}")
     attention(config)
@@ -207,5 +211,12 @@ def part(name: str) -> str:
     return "merger" if "merger" in name else "vision"
 
 
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+def _quiet() -> None:
+    """Turn transformers' bar off, which takes seconds, unless TRANSFORMERS_VERBOSITY asks for more; downloads keep theirs."""
+    if transformers_logging.get_verbosity() >= logging.ERROR:
+        transformers_logging.disable_progress_bar()
+        hub.show_bars()
+
+
+def _reason(error: Exception, source: str) -> str:
+    return hub.denied(error, source) or " ".join(str(error).split())[:200]

@@ -26,7 +26,6 @@ from PIL import Image
 from qwen_vl_grpo import attempts, hardware, index, loading, policy, registry, transformers_backend
 from qwen_vl_grpo.errors import RegistryError
 from qwen_vl_grpo.interfaces import RunCard, Sample
-from qwen_vl_grpo.rollouts import vision_token_ids
 
 ITEMS = 4
 TOKENS = 48
@@ -43,21 +42,16 @@ def greedy(model: Any, processor: Any, samples: Sequence[Sample], tokens: int) -
     ends = loading.ending_ids(processor, model.generation_config.eos_token_id)
     tie = TIES.get(str(policy.dtype_of(model)).removeprefix("torch."), TIES["bfloat16"])
     answers = []
-    with transformers_backend.evaluating(model):
-        for sample in samples:
-            encoded = policy.encode(processor, [sample]).to(model.device)
-            output = model.generate(
-                **encoded, do_sample=False, temperature=None, top_p=None, top_k=None, max_new_tokens=tokens,
-                suppress_tokens=vision_token_ids(processor), eos_token_id=ends, pad_token_id=processor.tokenizer.pad_token_id,
-                return_dict_in_generate=True, output_scores=True,
-            )  # fmt: skip
-            best = torch.stack(output.scores)[:, 0].float().topk(2).values
-            answers.append(
-                {
-                    "ids": output.sequences[0, encoded["input_ids"].shape[1] :].tolist(),
-                    "ties": (best[:, 0] - best[:, 1] < tie).nonzero()[:, 0].tolist(),
-                }
-            )
+    for sample in samples:
+        scored = {"return_dict_in_generate": True, "output_scores": True}
+        encoded, output = transformers_backend.generate(model, processor, [sample], tokens, ends, **scored)
+        best = torch.stack(output.scores)[:, 0].float().topk(2).values
+        answers.append(
+            {
+                "ids": output.sequences[0, encoded["input_ids"].shape[1] :].tolist(),
+                "ties": (best[:, 0] - best[:, 1] < tie).nonzero()[:, 0].tolist(),
+            }
+        )
     return answers
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -12,6 +13,8 @@ from typing import Any
 from qwen_vl_grpo import hub
 from qwen_vl_grpo.checkpoints import sha256
 from qwen_vl_grpo.errors import HubError
+
+log = logging.getLogger("qwen_vl_grpo")
 
 SAFE_NAME = re.compile(r"(?:[A-Za-z0-9][\w-]*/)?[A-Za-z0-9](?:[\w-]|\.(?!\.))*\.(?:safetensors|json|jinja|txt)")
 """What a card may name as a file of its run: in the run's folder or one below it, and nothing that can hold code."""
@@ -50,13 +53,20 @@ def pull(run_id: str, into: Path) -> Path | None:
 
 
 def cards(into: Path) -> list[dict[str, Any]]:
-    """The card of every whole run on the Hub, kept under `into` by its commit, so that only new ones are asked for."""
+    """The card of every whole run on the Hub, kept under `into` by its commit, so that only new ones are asked for.
+
+    A broken one is a warning, so that it hides no other. Raises HubError.
+    """
     found = []
     for copy in hub.copies():
-        run_id = copy.run_id
-        name = f"runs/{run_id}/run.json"
+        name = f"runs/{copy.run_id}/run.json"
         path = into / copy.commit / name
-        found.append(_card(path if path.is_file() else hub.download(copy, name, into / copy.commit), run_id) | {"published": copy.record()})
+        if not path.is_file():
+            path = hub.download(copy, name, into / copy.commit)
+        try:
+            found.append(_card(path, copy.run_id) | {"published": copy.record()})
+        except HubError as error:
+            log.warning("%s", error)
     return found
 
 

@@ -7,7 +7,9 @@ two processes never write the same file.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
+import logging
 import shutil
 import subprocess
 from contextlib import suppress
@@ -27,6 +29,8 @@ from qwen_vl_grpo.run_id import check_run_id
 
 if TYPE_CHECKING:  # listing runs has no use for it, and it takes as long to import as all else
     from qwen_vl_grpo.config import RunConfig
+
+log = logging.getLogger("qwen_vl_grpo")
 
 Card = TypeVar("Card", RunCard, Listed)
 
@@ -114,7 +118,9 @@ def resolve(name: str) -> tuple[RunCard, Path]:
     Raises RegistryError that names the nearest ids.
     """
     run_id = actual(name)
-    run_dir = index.place(run_id) or _pulled(run_id)
+    run_dir = index.place(run_id)
+    if run_dir is None or not run_dir.is_dir():
+        run_dir = _pulled(run_id) or run_dir
     if run_dir is None:
         known = index.known()
         near = difflib.get_close_matches(run_id, [*known, *index.aliases()], n=3, cutoff=0.5)
@@ -163,23 +169,49 @@ def list_hub() -> list[RunCard]:
 
 
 def select(asked: str) -> list[tuple[RunCard, Path]]:
-    """The runs that `asked` names: ids, patterns with * or ?, and `all`, parted by commas; patterns and `all` find finished runs.
+    """The runs that `asked` names, each once: ids, patterns with * or ?, and `all`, parted by commas.
 
-    Raises RegistryError for an id or a pattern that names none.
+    Patterns and `all` find finished runs, here and on the Hub, from where they are brought; a Hub that fails is a warning, and the runs
+    of this machine go on. Raises RegistryError for an id or a pattern that names none.
     """
+    names = [part.strip() for part in asked.split(",") if part.strip()]
+    finished = _finished() if any(map(_is_pattern, names)) else {}
     found: dict[str, tuple[RunCard, Path]] = {}
-    for name in filter(None, (part.strip() for part in asked.split(","))):
-        if name != "all" and not set(name) & set("*?["):
-            found[name] = resolve(name)
+    for name in names:
+        if not _is_pattern(name):
+            card, run_dir = resolve(name)
+            found[card.run_id] = card, run_dir
             continue
-        finished = [(card, run_dir) for card, run_dir in reversed(list_runs()) if card.state == "finished"]
-        matching = {card.run_id: (card, run_dir) for card, run_dir in finished if name == "all" or fnmatchcase(card.run_id, name)}
+        matching = [run_id for run_id in finished if name == "all" or fnmatchcase(run_id, name)]
         if not matching:
             raise RegistryError(f"run_id {name}: no finished run; there are {len(finished)}, list them with `grpo runs`")
-        found |= matching
+        for run_id in matching:
+            try:
+                found[run_id] = finished[run_id] or resolve(run_id)
+            except RegistryError as error:
+                log.warning("%s; the other runs go on", error)
     if not found:
-        raise RegistryError(f"run_id {asked!r}: names no run")
+        raise RegistryError(f"run_id {asked!r}: names no run" + " that could be brought here" * bool(names))
     return list(found.values())
+
+
+def _is_pattern(name: str) -> bool:
+    return name == "all" or bool(set(name) & set("*?["))
+
+
+def _finished() -> dict[str, tuple[RunCard, Path] | None]:
+    """The ids of all finished runs, oldest first: those of this machine with card and folder, then with None those on the Hub alone."""
+    here = list_runs()[::-1]
+    found: dict[str, tuple[RunCard, Path] | None] = {card.run_id: (card, run_dir) for card, run_dir in here if card.state == "finished"}
+    try:
+        if hub.repository() is None:
+            log.info("HF_REGISTRY_REPO is not set, so runs of this machine alone are taken")
+            return found
+        elsewhere = [card.run_id for card in reversed(list_hub()) if card.state == "finished"]
+    except HubError as error:
+        log.warning("runs of this machine alone are taken: %s", error)
+        return found
+    return found | {run_id: None for run_id in elsewhere if run_id not in {card.run_id for card, _ in here}}
 
 
 def scan(folder: Path) -> list[str]:
@@ -200,6 +232,11 @@ def hash_files(run_dir: Path, folder: str) -> dict[str, str]:
     """sha256 of every file in one folder of a run that inference needs: weights, adapter, processor, settings; no pickles."""
     wanted = [path for path in sorted((run_dir / folder).iterdir()) if path.suffix in (".safetensors", ".json", ".jinja", ".txt")]
     return {f"{folder}/{path.name}": sha256(path) for path in wanted if path.name != "trainer_state.json"}
+
+
+def checkpoint_sha(card: RunCard) -> str:
+    """One hash for all files that a run answers with."""
+    return hashlib.sha256(json.dumps(card.checkpoint_files, sort_keys=True).encode()).hexdigest()
 
 
 def checkpoint_folder(card: RunCard, run_dir: Path) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 
 import datasets
 
+from qwen_vl_grpo import hub
 from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.sections import DataSection
 
@@ -112,9 +113,8 @@ def _from_hub(name: str, split: str, data: DataSection) -> Source:
     try:
         dataset = datasets.load_dataset(name, data.subset, split=split, revision=data.revision)
     except Exception as error:  # the library raises a dozen kinds, and each is the user's to mend
-        raise DataError(
-            f"dataset_name {name}, split {split}: cannot be loaded from the Hub ({' '.join(str(error).split())[:200]})"
-        ) from None
+        reason = hub.denied(error, f"datasets/{name}") or " ".join(str(error).split())[:200]
+        raise DataError(f"dataset_name {name}, split {split}: cannot be loaded from the Hub ({reason})") from None
     assert isinstance(dataset, datasets.Dataset)
     return from_dataset(dataset, data)
 

@@ -84,16 +84,24 @@ def sampled(
     model: Any, processor: Any, samples: Sequence[Sample], count: int, temperature: float, max_new_tokens: int, ends: list[int]
 ) -> tuple[list[list[int]], list[int]]:
     """New ids of `count` completions for each sample (padded to one length), and the length of each prompt."""
-    sampling: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+    sampling: dict[str, Any] = {}
     if temperature:
         sampling = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0, "num_return_sequences": count}
+    encoded, ids = generate(model, processor, samples, max_new_tokens, ends, **sampling)
+    return ids[:, encoded["input_ids"].shape[1] :].tolist(), encoded["attention_mask"].sum(1).tolist()
+
+
+def generate(
+    model: Any, processor: Any, samples: Sequence[Sample], max_new_tokens: int, ends: list[int], **sampling: Any
+) -> tuple[Any, Any]:
+    """The samples encoded, and what transformers' generate makes of them: greedily, unless `sampling` says otherwise."""
+    how = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None} | sampling
     with evaluating(model):
         encoded = policy.encode(processor, samples).to(model.device)
-        ids = model.generate(
-            **encoded, **sampling, max_new_tokens=max_new_tokens, suppress_tokens=vision_token_ids(processor),
+        return encoded, model.generate(
+            **encoded, **how, max_new_tokens=max_new_tokens, suppress_tokens=vision_token_ids(processor),
             eos_token_id=ends, pad_token_id=processor.tokenizer.pad_token_id,
         )  # fmt: skip
-    return ids[:, encoded["input_ids"].shape[1] :].tolist(), encoded["attention_mask"].sum(1).tolist()
 
 
 def load_run(card: RunCard, run_dir: Path) -> tuple[Any, Any, RunConfig]:

@@ -3,7 +3,7 @@
 The prompts are ours: each run's own chat template and picture sizes, as token ids, and what the engine read is held against them.
 So both backends ask the same thing. What vLLM would ignore in silence is looked for before the first answer: an adapter whose names
 do not match (vllm#34186) and the part of one that lies in the vision tower, which counts only with `enable_tower_connector_lora`
-(vllm#23796). On a CPU an adapter too many is allowed for (vllm#48421).
+(vllm#23796) and a model that supports it: else it answers from a merged copy. On a CPU an adapter too many is allowed for (vllm#48421).
 """
 
 # pyright: reportMissingImports=false
@@ -38,6 +38,10 @@ MOST_TOKENS = 32_768
 """Context that memory is kept for where neither config nor model asks for less."""
 
 
+class TowerIgnored(RegistryError):
+    """vLLM leaves out what an adapter learned in the vision tower or the merger; the rest of it, if any, is in use."""
+
+
 class VllmBackend:
     """vLLM's engine with the base of some runs and their adapters."""
 
@@ -69,23 +73,25 @@ class VllmBackend:
     def check(self, run: RunPolicy, canary: Question) -> float:
         """How far the run's adapter moves the log-probabilities of a canary's next token.
 
-        Raises RegistryError if a part of the adapter that learned something moves them no further than asking the base twice.
+        Raises RegistryError if a part of the adapter that learned something moves them no further than asking the base twice, and
+        TowerIgnored if that is so of the tower alone.
         """
         from vllm.lora.request import LoRARequest
 
         base = self._next_token(canary, None)
         floor = distance(base, self._next_token(canary, None))
-        parts = run.learned()
+        parts = sorted(run.learned(), key=lambda part: part != "language")
         own = len(self._requests) + 1
         with tempfile.TemporaryDirectory() as folder:
             for place, part in enumerate(parts if len(parts) > 1 else ()):
                 alone = LoRARequest(f"{run.run_id}/{part}", own + place, str(only(run, part, Path(folder) / part)))
-                if not distance(base, self._next_token(canary, alone)) > floor:
-                    raise ignored(run, f"the {part} part of its adapter")
-                self.llm.llm_engine.remove_lora(own + place)
+                moved = distance(base, self._next_token(canary, alone))
+                self.llm.llm_engine.remove_lora(own + place)  # the next run's part gets its number
+                if not moved > floor:
+                    raise ignored(run, part, f"the {part} part of its adapter")
         moved = distance(base, self._next_token(canary, self._requests[run]))
         if not moved > floor:
-            raise ignored(run, "its adapter")
+            raise ignored(run, parts[0], "its adapter")
         return moved
 
     @engine_errors("it was asked with and without an adapter")
@@ -124,7 +130,7 @@ def engine_options(runs: Sequence[RunPolicy], most_images: int) -> dict[str, Any
     own = min(positions(first), MOST_TOKENS)
     options: dict[str, Any] = {
         "model": first.base, "revision": first.revision, "seed": first.config.seed or 0,
-        "dtype": str(policy.weight_dtype(first.config)).removeprefix("torch."), "enforce_eager": on_cpu,
+        "dtype": str(policy.weight_dtype(first.config)).removeprefix("torch."), "enforce_eager": on_cpu, "use_tqdm_on_load": False,
         "max_model_len": own if None in asked else max(length for length in asked if length),
         "limit_mm_per_prompt": {"image": max(1, most_images), "video": 0},
         "mm_processor_kwargs": {
@@ -145,7 +151,7 @@ def lora_options(adapters: Sequence[RunPolicy], on_cpu: bool) -> dict[str, Any]:
         raise EngineError(f"vLLM holds adapters up to rank {RANKS[-1]} and {names} has {largest}; ask with --backend transformers")
     tower = [run.run_id for run in adapters if any(policy.part(name) != "language" for name in run.tensors)]
     if tower:
-        log.info("adapters in the vision tower (%s): answered through vLLM's tower LoRA", ", ".join(tower))
+        log.info("adapters in the vision tower (%s): vLLM's tower LoRA is on", ", ".join(tower))
     count = len(adapters) + on_cpu
     return {
         "enable_lora": True, "max_lora_rank": rank, "max_loras": count if on_cpu else min(count, AT_ONCE), "max_cpu_loras": count + 1,
@@ -181,12 +187,13 @@ def only(run: RunPolicy, part: str, folder: Path) -> Path:
 
 
 def distance(one: dict[int, float], other: dict[int, float]) -> float:
-    """The largest difference of the log-probabilities that both hold."""
+    """The largest difference of the log-probabilities that both hold; infinite if no token is likely to both."""
     return max((abs(one[token] - other[token]) for token in one.keys() & other.keys()), default=float("inf"))
 
 
-def ignored(run: RunPolicy, what: str) -> RegistryError:
-    return RegistryError(
+def ignored(run: RunPolicy, part: str, what: str) -> RegistryError:
+    kind = RegistryError if part == "language" else TowerIgnored
+    return kind(
         f"run_id {run.run_id}: {what} changes no probability in vLLM, so the base would answer in its name; nothing was asked; "
         "use --backend transformers"
     )

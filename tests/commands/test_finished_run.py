@@ -14,6 +14,7 @@ def test_the_card_says_that_the_run_is_finished_and_of_what(workshop, finished):
     assert card["created"] <= card["finished"]
     assert card["versions"]["trl"]
     assert card["hardware"]["kind"] == "cpu"
+    assert card["licences"].keys() == {"base", "data"}
 
 
 def test_the_card_has_scores_before_after_and_blind(workshop, finished):

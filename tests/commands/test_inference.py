@@ -19,6 +19,7 @@ def test_the_answer_stands_alone_on_stdout_and_is_that_of_the_record(workshop, f
     assert (record["backend"], record["error"], len(record["sha"]), len(record["image_sha256"])) == ("transformers", None, 64, 1)
     assert record["completion_tokens"] <= record["max_new_tokens"]
     assert f"{finished}: loaded in" in plain.stderr
+    assert "Loading weights" not in plain.stderr
     kept = (workshop.folder / "home/inference/prompts.jsonl").read_text().splitlines()
     assert json.loads(kept[-1]) == record
 
@@ -97,6 +98,9 @@ def test_a_batch_that_is_killed_goes_on_where_it_was_and_repeats_and_loses_nothi
 
 def test_what_cannot_be_asked_together_is_refused(workshop, finished, refused):
     assert "--prompt TEXT, or --input FILE" in refused(workshop.infer("--run_id", finished))
+    assert "--video_path clip.mp4: no clip is read yet" in refused(
+        workshop.infer("--run_id", finished, *QUESTION, "--video_path", "clip.mp4")
+    )
     assert "--image_path goes with one --prompt" in refused(workshop.infer("--run_id", finished, *PICTURE, "--input", "x"))
 
 

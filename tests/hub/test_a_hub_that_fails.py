@@ -7,6 +7,7 @@ import pytest
 
 from tests.hub.conftest import REPO, both_clients
 from tests.hub.loopback import READER, WRITER, Fault
+from tests.hub.test_publish_and_pull import select
 
 COMMIT = f"/api/models/{REPO}/commit/"
 
@@ -70,6 +71,44 @@ def test_a_gated_repository_names_the_page_to_accept(hub, node, refused):
     hub.create(REPO)
     hub.faults = [Fault("GET", "/refs$", 403, headers={"X-Error-Code": "GatedRepo"})]
     assert f"accept its terms at {hub.url}/{REPO}" in refused(node(token=READER).grpo("runs", "show", "v1"))
+
+
+READING = """
+import sys
+from qwen_vl_grpo import config, policy, sources
+from qwen_vl_grpo.errors import GrpoError
+c = config.check({"run_id": "x", "model_name": "big/model", "dataset_name": "big/model", "use_vllm": False})
+for read in (policy.load_processor, policy.check, policy.load_model, lambda c: sources.find(c.dataset_name, "train", c.data)):
+    try: read(c)
+    except GrpoError as error: print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "headers", "said"),
+    [
+        (403, {"X-Error-Code": "GatedRepo"}, "big/model"),
+        (403, {}, "give it 'Read access to contents' (repo.content.read) of"),
+        (401, {}, "the Hub does not know HF_TOKEN (401); make a token at"),
+    ],
+    ids=["gated", "scope", "token"],
+)
+def test_a_base_or_data_set_that_the_account_may_not_read(hub, node, code, headers, said):
+    hub.create("big/model", private=False)
+    hub.faults = [Fault(method, "big/model", code, headers=headers) for method in ("GET", "HEAD")]
+    told = node(token=READER, python_options=("-c", READING)).grpo().stdout.splitlines()
+    assert len(told) == 4
+    assert all(said in line.partition("(")[2] for line in told), told
+    if headers:
+        assert all(f"is gated; accept its terms at {hub.url}/big/model with" in line for line in told[:3])
+        assert "huggingface.co/datasets/big/model to ask for access" in told[3]
+
+
+def test_a_gated_base_without_a_token_says_both(hub, node):
+    hub.create("big/model", private=False)
+    hub.faults = [Fault(method, "big/model", 401, headers={"X-Error-Code": "GatedRepo"}) for method in ("GET", "HEAD")]
+    told = node(token="", python_options=("-c", READING)).grpo().stdout
+    assert told.count(f"is gated and HF_TOKEN is not set; accept its terms at {hub.url}/big/model") == 3
 
 
 @both_clients
@@ -276,3 +315,43 @@ def test_a_disk_that_is_full_while_pulling(hub, node, refused):
 def test_one_of_a_run_and_pending_must_be_said(node, refused):
     assert "name one run, or say --pending" in refused(node().grpo("publish"))
     assert "name one run, or say --pending" in refused(node().grpo("publish", "v1", "--pending"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (Fault("GET", "/refs$", 500), "runs of this machine alone are taken: someone/runs: the Hub answered 500"),
+        (Fault("GET", "/refs$", 401), "runs of this machine alone are taken: someone/runs: the Hub does not know HF_TOKEN (401)"),
+        (Fault("GET", r"/resolve/.*v1.*safetensors", "corrupt"), "v1: is not on this machine, and could not be brought from the Hub"),
+    ],
+    ids=["down", "unknown token", "corrupt file"],
+)
+def test_a_hub_that_fails_leaves_the_runs_of_this_machine_to_all(hub, node, fault, said):
+    a, b = node("a"), node("b")
+    a.keep("v1")
+    a.grpo("publish", "v1")
+    b.keep("v2")
+    hub.faults = [fault]
+    found, told = select(b, "all")
+    assert found == ["v2"]
+    assert said in told
+    assert len(told.splitlines()) == 1
+
+
+def test_a_broken_card_hides_no_other_run(hub, node):
+    a, b = node("a"), node("b")
+    for run_id in ("v1", "v2", "v3"):
+        a.keep(run_id)
+        a.grpo("publish", run_id)
+    repo = hub.repos[REPO]
+    files = repo.commits[-1][1]
+    newer = json.dumps(json.loads(files["runs/v2/run.json"]) | {"schema_version": 99}).encode()
+    repo.tags["run/v1"] = repo.tags["run/v2"] = repo.commit(files | {"runs/v1/run.json": b"{half", "runs/v2/run.json": newer})
+    listed = b.grpo("runs", "--hub")
+    assert listed.returncode == 0
+    assert "v3" in listed.stdout
+    assert "run_id v1: its card on the Hub is broken" in listed.stderr
+    found, told = select(b, "all")
+    assert found == ["v3"]
+    assert "run_id v1: its card on the Hub is broken" in told
+    assert "was written by a newer version" in told

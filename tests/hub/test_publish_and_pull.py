@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from tests.hub.conftest import REPO, both_clients
@@ -159,3 +160,45 @@ def test_the_page_of_a_run_loads_it_as_it_says(hub, node):
     program = "\n".join([*lines, "print(folder)"])
     done = subprocess.run([a.python, "-c", program], env=a.environment, capture_output=True, text=True, timeout=60, check=True)
     assert (Path(done.stdout.strip()) / "checkpoint-3/adapter_model.safetensors").read_bytes() == b"w" * 5000
+
+
+def select(machine, asked, **environment):
+    """What `registry.select` finds on a machine, and what it says."""
+    program = "import logging, sys; from qwen_vl_grpo import cli_infer, registry; from qwen_vl_grpo.errors import GrpoError\n"
+    program += "cli_infer._show_log()\ntry: print(*(card.run_id for card, _ in registry.select(sys.argv[1])))\n"
+    program += "except GrpoError as error: sys.exit(f'error: {error}')"
+    done = replace(machine, python_options=("-c", program)).grpo(asked, **environment)
+    return done.stdout.split(), done.stderr
+
+
+@both_clients
+def test_all_and_patterns_find_runs_of_the_hub_and_bring_those_that_fit(hub, node):
+    a, b = node("a"), node("b")
+    for run_id, state in {"v1": "finished", "v2": "finished", "v3": "failed", "w1": "finished"}.items():
+        a.keep(run_id, state=state)
+        a.grpo("publish", run_id)
+    b.keep("v2", state="running")
+    b.keep("v0", created="2025-01-01T00:00:00+00:00")
+    assert select(b, "v*") == (["v0", "v1"], "")
+    assert sorted(path.name for path in (b.folder / "home/hub").iterdir() if path.is_dir()) == ["v1"]
+    assert select(b, "all,v1") == (["v0", "v1", "w1"], "")
+    assert select(b, "w?,v1") == (["w1", "v1"], "")
+    assert select(b, "x*")[1] == "error: run_id x*: no finished run; there are 3, list them with `grpo runs`\n"
+
+
+def test_without_a_registry_all_are_those_of_this_machine_and_it_says_so(hub, node):
+    a = node()
+    a.keep("v1")
+    assert select(a, "all", HF_REGISTRY_REPO="") == (["v1"], "HF_REGISTRY_REPO is not set, so runs of this machine alone are taken\n")
+    assert select(a, "v1", HF_REGISTRY_REPO="") == (["v1"], "")
+    assert hub.seen == []
+
+
+def test_a_run_whose_folder_is_gone_comes_from_the_hub(hub, node, refused):
+    a = node()
+    run_dir = a.keep("v1")
+    a.grpo("publish", "v1")
+    run_dir.rename(run_dir.with_name("elsewhere"))
+    assert "its folder" in refused(a.grpo("runs", "show", "v1", HF_REGISTRY_REPO=""))
+    assert a.card("v1")["published"]["tag"] == "run/v1"
+    assert (a.folder / "home/hub/v1/run.json").is_file()

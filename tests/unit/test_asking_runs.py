@@ -78,6 +78,15 @@ def test_a_record_says_who_was_asked_what_and_how_the_answer_came(made):
     assert len(json.dumps(record)) < 1500
 
 
+def test_pictures_of_the_items_that_are_shown_later_are_kept_beside_the_answers(made, own_home):
+    (run,) = load("whole")
+    how = answering.How(backend="transformers", shown={"two", "text"})
+    records = {record["item"]: record for record in answering.ask([run], ITEMS, how)}
+    assert ["pictures" in records[item] for item in ("red", "text", "two")] == [False, True, True]
+    assert (records["text"]["pictures"], len(set(records["two"]["pictures"]))) == ([], 2)
+    assert all((own_home / "inference" / name).is_file() for name in records["two"]["pictures"])
+
+
 def _sample(run, system):
     item = question("red", "red")
     opened = answering._open(item, HOW)
@@ -138,11 +147,21 @@ def test_an_adapter_that_would_be_ignored_does_not_answer(made, change, said):
         load("v1-tower")
 
 
-def test_an_adapter_for_another_family_does_not_answer(made, checkpoint):
-    card = registry.read(made / "v1-tower")
-    registry.write(card.model_copy(update={"config": card.config | {"model_name": checkpoint("qwen3_vl")}}), made / "v1-tower")
+@pytest.mark.parametrize("run_id", ["v1-tower", "v1.0-text"])
+def test_an_adapter_for_another_family_does_not_answer_even_if_every_layer_fits(made, checkpoint, run_id):
+    card = registry.read(made / run_id)
+    registry.write(card.model_copy(update={"config": card.config | {"model_name": checkpoint("qwen3_vl")}}), made / run_id)
     with pytest.raises(RegistryError, match="is for another model"):
-        load("v1-tower")
+        load(run_id)
+
+
+def test_an_adapter_for_another_base_of_its_family_does_not_answer(made, monkeypatch):
+    (run,) = load("v1-tower")
+    run.adapter_config["base_model_name_or_path"] = "Qwen/Qwen2.5-VL-3B-Instruct"
+    loading._check_base(run, "qwen2_5_vl")  # its base is a folder, which may be that model
+    monkeypatch.setattr(loading.RunPolicy, "base", "Qwen/Qwen2.5-VL-7B-Instruct")
+    with pytest.raises(RegistryError, match=r"was trained on Qwen/Qwen2.5-VL-3B-Instruct and its card names Qwen/Qwen2.5-VL-7B-Instruct"):
+        loading._check_base(run, "qwen2_5_vl")
 
 
 def test_an_adapter_that_is_loaded_and_not_in_use_is_noticed_before_the_first_answer(made, monkeypatch):

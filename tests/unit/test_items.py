@@ -44,6 +44,7 @@ def test_a_line_asks_a_question_with_its_pictures(read, tmp_path):
         ('{"id": "x", "image": "a.png"}', "asks nothing"),
         ('{"id": "x", "prompt": 7}', "asks nothing"),
         ('{"id": "x", "prompt": "Why?", "images": [7]}', "no paths or URLs"),
+        ('{"id": "x", "prompt": "Why?", "video": "a.mp4"}', "no clip is read yet"),
         ('{"id": "2", "prompt": "Why?"}', "its id '2' is taken"),
     ],
 )

@@ -1,6 +1,7 @@
 """Covers the file of answers: continued after half a line, held by one process, and --output made from it."""
 
 import json
+import resource
 
 import pytest
 
@@ -51,6 +52,24 @@ def test_a_line_broken_in_the_middle_is_refused_and_nothing_is_lost(path):
     with pytest.raises(DataError, match="line 1 is broken"), Journal(path):
         pass
     assert path.read_bytes() == before
+
+
+def test_a_full_disk_is_said_and_the_answers_before_are_kept(path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with (
+            pytest.raises(DataError, match=r"journal\.jsonl: cannot be written \(.*\); the answers before are kept: make room"),
+            Journal(path) as full,
+        ):
+            full.add(record("1"))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 50, limits[1]))
+            full.add(record("2"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with Journal(path) as after:
+        assert [record["item"] for record in after.records] == ["1"]
+        after.add(record("2"))
+    assert [record["item"] for record in lines(path)] == ["1", "2"]
 
 
 def test_a_second_process_is_refused(path):

@@ -80,6 +80,14 @@ def test_a_base_that_nobody_knows_gets_no_licence():
     assert "is not known to qwen-vl-grpo" in text
 
 
+def test_a_card_states_the_licences_in_words():
+    assert licences.of_run("Qwen/Qwen2.5-VL-3B-Instruct", "AI4Math/MathVista") == {
+        "base": "qwen-research. Not for commercial use (Qwen Research License Agreement).",
+        "data": "CC BY-SA 4.0. Its pictures have licences of their own.",
+    }
+    assert licences.of_run("/models/mine", "rows.jsonl")["base"] == "not known to qwen-vl-grpo; look at its page"
+
+
 def test_data_that_is_not_for_commercial_use_is_named():
     assert licences.of_dataset("UCSC-VLAA/Complex-Edit").allows == "**Not for commercial use.**"
     assert "**Not for commercial use.**" in page(dataset={"name": "UCSC-VLAA/Complex-Edit"}).split("## Licence")[1]

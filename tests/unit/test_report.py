@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
-from qwen_vl_grpo import gallery, registry, report, tasks
+from qwen_vl_grpo import gallery, journal, registry, report, tasks
 from qwen_vl_grpo.config import TaskSection
 from qwen_vl_grpo.errors import RegistryError, TrackingError
 from qwen_vl_grpo.evaluation import wilson
@@ -163,6 +163,18 @@ def test_a_step_that_was_done_again_after_a_resume_counts_once(tmp_path):
     assert (curve.steps, curve.values) == ([1, 2, 3, 4], [1.0, 20.0, 30.0, 40.0])
 
 
+def test_a_line_of_the_attempt_before_does_not_stand_beside_the_one_that_did_its_step_again(tmp_path):
+    rows = [(1, 1, 1.0), (2, 1, 2.0), (3, 1, 3.0), (3, 2, 30.0), (4, 2, 40.0)]
+    lines = [{"step": step, "attempt": attempt, "reward": value, "time": 10 * step + 100 * attempt} for step, attempt, value in rows]
+    lines.insert(3, {"step": 3, "attempt": 1, "eval/greedy/correct": 0.5})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    history = curves.read(tmp_path / "metrics.jsonl")
+    curve = history.curves["reward"]
+    assert (curve.steps, curve.values) == ([1, 2, 3, 4], [1.0, 2.0, 30.0, 40.0])
+    assert "eval/greedy/correct" not in history.curves
+    assert history.seconds == 20 + 10
+
+
 def test_an_older_name_of_a_figure_is_drawn_as_the_same_curve_and_not_beside_it(tmp_path):
     rows = [{"step": 1, "frac_reward_zero_std": 0.5, "groups/without_spread": 0.25}, {"step": 2, "frac_reward_zero_std": 0.75}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -216,6 +228,19 @@ def test_cost_is_devices_times_hours_and_a_cpu_has_none(keep, compare):
     assert (cpu["GPU-hours of GRPO"], cpu["whole run, hours"], cpu["hardware"]) == ("", "2.0", "2 cores, no GPU")
 
 
+def test_hours_of_a_resumed_run_are_those_of_its_attempts_without_the_pauses(keep, compare):
+    hours = {"created": "2026-01-01T00:00:00+00:00", "finished": "2026-01-03T02:00:00+00:00"}
+    attempts = [{"start": "2026-01-01T00:00:00+00:00", "end": "2026-01-01T01:00:00+00:00"}]
+    attempts += [{"start": "2026-01-03T00:00:00+00:00", "end": "2026-01-03T02:00:00+00:00"}]
+    clock = [(1, 1, 0), (5, 1, 3600), (5, 2, 90_000), (9, 2, 97_200)]
+    metrics = [{"step": step, "attempt": attempt, "time": moment, "reward": 0.5} for step, attempt, moment in clock]
+    folder = keep("a", metrics=metrics, attempts=attempts, hardware={"kind": "cuda", "devices": 2, "name": "H100"}, **hours)
+    registry.write(registry.read(folder).model_copy(update={"metrics": {"train_seconds": 7200.0}}), folder)
+    (row,) = compare("a")[2]
+    assert (row["whole run, hours"], row["GRPO, hours"], row["GPU-hours, whole run"]) == ("3.0", "3.0", "6.0")
+    assert row["measured by"] == "the metrics' clock"
+
+
 def test_answers_to_the_same_question_stand_together_and_others_are_counted(keep, compare):
     keep("a", completion="first answer")
     keep("b", completion="second answer")
@@ -226,6 +251,42 @@ def test_answers_to_the_same_question_stand_together_and_others_are_counted(keep
     keep("c", dataset={"name": "charts"})
     assert "1 questions that fewer runs answered are left out" in compare("a", "b", "c")[0]
     assert "No question was answered by two of these runs" in compare("b", "c")[0]
+
+
+def asked(folder, run_id, item, completion, pictures=(), **changes):
+    """A record as `grpo infer --input` keeps it."""
+    sha = registry.checkpoint_sha(registry.read(folder))
+    record = {"run_id": run_id, "sha": sha, "item": item, "prompt": f"Why {item}?", "error": None}
+    record |= {"image_sha256": ["0" * 64], "pictures": pictures, "completion": completion, "well_formed": False}
+    return json.dumps(record | {"time": "2026-03-04T05:06:07+00:00"} | changes) + "\n"
+
+
+def test_answers_to_a_file_of_questions_stand_side_by_side_with_their_pictures(keep, compare):
+    a, b = keep("a", checkpoint_files={"x": "1"}), keep("b", checkpoint_files={"x": "2"})
+    journal.folder().mkdir(parents=True)
+    picture = gallery.keep_picture(journal.folder(), Image.new("RGB", (30, 20), "blue"))
+    lines = [asked(a, "a", "q1", answer, [picture]) for answer in ("earlier", "from a <b>")] + [asked(b, "b", "q1", "from b", [picture])]
+    lines += [asked(a, "a", "q2", "of one alone", ["../../secret.png"]), asked(b, "b", "q1", "of other weights", sha="0" * 64)]
+    lines += [asked(b, "b", "q3", "not kept", pictures=None), asked(b, "b", "q1", "", error="at fault"), "{half\n"]
+    (journal.folder() / "in-0123.jsonl").write_text("".join(lines))
+    (journal.folder() / journal.PROMPTS).write_text(asked(a, "a", "prompt", "single", []))
+    page, markdown, _ = compare("a", "b")
+    since = page.split("Files of questions asked since")[1]
+    assert since.count("<article>") == 1
+    assert since.count("data:image/png;base64,") == 1
+    assert "from a &lt;b&gt;" in since and "from b" in since and "2026-03-04" in since and "Why q1?" in since
+    for absent in ("earlier", "of other weights", "single", "not kept", "of one alone", "Gold"):
+        assert absent not in since
+    assert "| b | 2026-03-04 | not well-formed | from b |" in markdown
+    assert "of one alone" in compare("a")[0]
+    assert "The picture ../../secret.png is not there" in compare("a")[0]
+
+
+def test_without_files_of_questions_there_is_no_part_for_them(keep, compare):
+    keep("a")
+    page, markdown, _ = compare("a")
+    assert "asked since" not in page
+    assert "files of questions" not in markdown
 
 
 def test_a_long_completion_is_cut_and_says_so(keep, compare):

@@ -3,7 +3,7 @@
 import pytest
 from PIL import Image
 
-from qwen_vl_grpo import answering, fetching, loading, registry, vllm_backend
+from qwen_vl_grpo import answering, exporting, fetching, loading, registry, vllm_backend
 from qwen_vl_grpo.errors import EngineError, RegistryError
 from qwen_vl_grpo.items import Item
 from tests.made_runs import change_adapter, make_run
@@ -80,13 +80,33 @@ def test_a_rank_that_vllm_does_not_hold_is_refused(made, checkpoint):
         next(answering.ask(load("wide"), ITEMS, answering.How(backend="vllm")))
 
 
-def test_a_tower_that_vllm_would_ignore_stops_before_the_first_answer(made, monkeypatch):
-    made()
+def without_tower_lora(monkeypatch):
+    """vLLM as it is for a model whose tower takes no adapters."""
     published = vllm_backend.lora_options
     monkeypatch.setattr(
         vllm_backend, "lora_options", lambda *given: {k: v for k, v in published(*given).items() if k != "enable_tower_connector_lora"}
     )
-    with pytest.raises(RegistryError, match=r"run_id tower: the (vision|merger) part of its adapter changes no probability in vLLM"):
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_tower_that_vllm_leaves_out_answers_from_a_merged_copy(made, family, monkeypatch, caplog):
+    made(family)
+    without_tower_lora(monkeypatch)
+    caplog.set_level("INFO")
+    loads = []
+    engine = told(answering.ask(load("text,tower"), ITEMS, answering.How(backend="vllm"), loaded=loads.append))
+    assert "tower: vLLM leaves out what its adapter learned in the vision tower; answered from a merged copy" in caplog.messages
+    assert [message.split(":")[0] for message in caplog.messages if "moves a canary's" in message] == ["text"]
+    assert engine == told(answering.ask(load("text,tower"), ITEMS, answering.How(backend="transformers")))
+    assert list((registry.home() / "merged").iterdir()) == []
+    assert len(loads) == 3
+
+
+def test_a_tower_that_can_be_neither_asked_nor_merged_stops_before_its_first_answer(made, monkeypatch):
+    made()
+    without_tower_lora(monkeypatch)
+    monkeypatch.setattr(exporting, "BOUNDS", {"float32": 0.0})
+    with pytest.raises(RegistryError, match=r"run_id tower: no merged copy could be made \(.*\); use --backend transformers"):
         next(answering.ask(load("tower"), ITEMS, answering.How(backend="vllm")))
 
 

@@ -1,4 +1,4 @@
-"""What the runs answered to the same held-out questions, side by side."""
+"""What the runs answered to the same questions, side by side: to held-out rows, and to files of questions since."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qwen_vl_grpo import answers
+from qwen_vl_grpo import answers, journal, registry
 from qwen_vl_grpo.report.tables import Run, at, text
 
 SHOWN = 24
@@ -22,7 +22,7 @@ PICTURE = re.compile(r"answers/[0-9a-f]{16}\.(png|jpeg)")
 
 @dataclass(frozen=True)
 class Answer:
-    """One completion, split for reading; `verdict` is the judge's at the time."""
+    """One completion, split for reading; `verdict` is the judge's at the time, or empty where nobody judged."""
 
     answer: str
     completion: str
@@ -40,7 +40,7 @@ class Item:
     missing: list[str]
     """Pictures that are not there any more."""
     answers: dict[int, dict[str, Answer]] = field(default_factory=dict)
-    """Number of the run -> before, after."""
+    """Number of the run -> before and after, or the day of the answer."""
 
 
 def side_by_side(runs: Sequence[Run]) -> tuple[list[Item], str]:
@@ -59,10 +59,9 @@ def side_by_side(runs: Sequence[Run]) -> tuple[list[Item], str]:
                 items[key] = Item(name, question, gold, *_pictures(run.folder, kept.get("pictures")))
             given = {when: _answer(kept[when]) for when in ("before", "after") if isinstance(at(kept, when, "completion"), str)}
             items[key].answers[index] = given
-    most = max((len(item.answers) for item in items.values()), default=0)
     if not items:
-        return [], "None of these runs kept answers; runs that are evaluated keep them from now on."
-    shown = [item for item in items.values() if len(item.answers) == most][:SHOWN]
+        return [], "None of these runs kept answers to held-out rows; runs that are evaluated keep them from now on."
+    shown, most = _answered_by_most(items)
     left = len(items) - len(shown)
     said = f"{left} questions that fewer runs answered are left out. " * bool(left)
     if most < 2 <= len(runs):
@@ -70,11 +69,40 @@ def side_by_side(runs: Sequence[Run]) -> tuple[list[Item], str]:
     return shown, said.strip()
 
 
+def since(runs: Sequence[Run]) -> list[Item]:
+    """What `grpo infer --input` asked these runs, as far as its pictures were kept: the first questions of each file.
+
+    The last answer of a run with the weights of its card counts.
+    """
+    numbers = {(run.id, registry.checkpoint_sha(run.card)): index for index, run in enumerate(runs)}
+    items: dict[tuple[str, ...], Item] = {}
+    for name, record in journal.answers_of(numbers, {sha for _, sha in numbers}):
+        completion, kept = record.get("completion"), record.get("pictures")
+        if not isinstance(completion, str) or not isinstance(kept, list):
+            continue
+        key = (name, *map(text, (record.get("item"), record.get("prompt"), record.get("image_sha256"))))
+        if key not in items:
+            items[key] = Item(key[1], key[2], "", *_pictures(journal.folder(), kept))
+        given = Answer(*_parts(completion, f"{name}.jsonl"), "" if record.get("well_formed") is True else "not well-formed")
+        items[key].answers[numbers[record["run_id"], record["sha"]]] = {text(record.get("time"))[:10]: given}
+    return _answered_by_most(items)[0]
+
+
+def _answered_by_most(items: dict[tuple[str, ...], Item]) -> tuple[list[Item], int]:
+    """The first questions that most runs answered, and how many runs that is."""
+    most = max((len(item.answers) for item in items.values()), default=0)
+    return [item for item in items.values() if len(item.answers) == most][:SHOWN], most
+
+
 def _answer(kept: dict[str, Any]) -> Answer:
-    completion: str = kept["completion"]
-    shown = completion[:LONGEST] + f"\n… and {len(completion) - LONGEST:,} characters more, in answers.jsonl" * (len(completion) > LONGEST)
     verdict = "right" if kept.get("correct") is True else "wrong" if kept.get("format") is True else "not well-formed"
-    return Answer(answers.parts(completion)[1], shown, verdict)
+    return Answer(*_parts(kept["completion"], "answers.jsonl"), verdict)
+
+
+def _parts(completion: str, file: str) -> tuple[str, str]:
+    """The answer in a completion, and as much of it as is shown."""
+    shown = completion[:LONGEST] + f"\n… and {len(completion) - LONGEST:,} characters more, in {file}" * (len(completion) > LONGEST)
+    return answers.parts(completion)[1], shown
 
 
 def _pictures(folder: Path, names: Any) -> tuple[list[str], list[str]]:

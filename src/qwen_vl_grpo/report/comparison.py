@@ -28,6 +28,8 @@ class Comparison:
     same: int
     items: list[answered.Item]
     unshown: str
+    since: list[answered.Item]
+    """What was asked of them after training."""
     notes: dict[str, list[str]]
     """What is missing or wrong -> the runs of which it holds."""
 
@@ -56,6 +58,7 @@ def of(runs: list[Run], command: str) -> Comparison:
         same=same,
         items=items,
         unshown=unshown,
+        since=answered.since(runs),
         notes=notes,
     )
 

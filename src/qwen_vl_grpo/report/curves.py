@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from qwen_vl_grpo import attempts
 
 BUCKETS = 150
 """Points a drawn curve has at most; more are joined, each kept as mean, lowest and highest of its steps."""
@@ -59,7 +62,7 @@ class History:
     tokens: float | None = None
     """Tokens of prompts and completions by the end, as TRL counts them."""
     seconds: float | None = None
-    """From the first logged step to the last, by the metrics' own clock."""
+    """From the first logged step of each attempt to its last, by the metrics' own clock: the pauses between attempts are left out."""
     last_step: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -67,12 +70,13 @@ class History:
 def read(path: Path) -> History:
     """Read a run's metrics; what is missing or broken becomes a note and no error.
 
-    A step that was logged again after a resume counts as logged the second time.
+    A step that was logged again after a resume counts as logged the second time (`attempts.begins_anew`).
     """
     told = History()
     points: dict[str, tuple[list[float], list[float]]] = {}
     drawn: dict[tuple[str, ...], list[tuple[str, list[float], list[float]]]] = {}  # the keys of a line -> what of it is drawn
-    clock: list[float] = []
+    clock: dict[Any, list[float]] = {}  # attempt -> its first and last moment
+    place: tuple[int, Any] | None = None
     broken = lost = 0
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -83,6 +87,10 @@ def read(path: Path) -> History:
                 except (ValueError, KeyError, TypeError, OverflowError):
                     broken += 1
                     continue
+                here = step, str(row.get("attempt"))
+                if place is not None and attempts.begins_anew(here, place):
+                    _forget(points, step)
+                place = here
                 if (keys := tuple(row)) not in drawn:
                     drawn[keys] = [(key, *points.setdefault(name, ([], []))) for key, name in _wanted(keys)]
                 for key, steps, values in drawn[keys]:
@@ -90,20 +98,17 @@ def read(path: Path) -> History:
                     if not isinstance(value, (int, float)) or not abs(value) < LARGEST:
                         lost += 1
                         continue
-                    while steps and steps[-1] >= step:
-                        steps.pop()
-                        values.pop()
                     steps.append(step)
                     values.append(value)
                 told.last_step = step
                 told.tokens = number(row.get("num_tokens")) or told.tokens
                 if (moment := number(row.get("time"))) is not None:
-                    clock[1:] = [moment]
+                    clock.setdefault(here[1], [moment])[1:] = [moment]
     except OSError:
         told.notes.append("has no metrics.jsonl, so no curves and no count of tokens")
         return told
     told.curves = {name: join(*series) for name, series in points.items() if series[0]}
-    told.seconds = clock[-1] - clock[0] if len(clock) == 2 else None
+    told.seconds = sum(moments[-1] - moments[0] for moments in clock.values()) or None
     if broken:
         told.notes.append(f"{broken} lines of metrics.jsonl could not be read and were passed over")
     if lost:
@@ -111,6 +116,14 @@ def read(path: Path) -> History:
     if not told.curves:
         told.notes.append("metrics.jsonl holds none of the metrics that are drawn")
     return told
+
+
+def _forget(points: dict[str, tuple[list[float], list[float]]], step: int) -> None:
+    """Leave out what was logged from a step on."""
+    for series in points.values():
+        first = bisect.bisect_left(series[0], step)
+        for column in series:
+            del column[first:]
 
 
 def join(steps: Sequence[float], values: Sequence[float]) -> Curve:

@@ -52,6 +52,7 @@ def page(told: Comparison) -> str:
         numeric=[place for place, name in enumerate(columns) if name not in ("measured by", "hardware")],
         items=told.items,
         unshown=told.unshown,
+        since=told.since,
         differences=told.differences,
         same=told.same,
         notes=told.notes,

@@ -149,13 +149,16 @@ def _flat(value: Any, key: str = "") -> dict[str, str]:
 
 
 def cost(run: Run) -> dict[str, float | str | None]:
-    """Steps, hours and tokens of a run; GPU-hours are devices x hours, and None on a machine without a GPU."""
+    """Steps, hours and tokens of a run; GPU-hours are devices x hours, and None on a machine without a GPU.
+
+    Of a run that was resumed the hours of all its attempts count, and the pauses between them do not.
+    """
     card = run.card
-    trained = number(card.metrics, "train_seconds")
+    trained = number(card.metrics, "train_seconds") if len(card.attempts) < 2 else None  # the card has the last attempt's
     clock = "the card" if trained is not None else "the metrics' clock" if run.history.seconds else None
     seconds = trained if trained is not None else run.history.seconds
     devices = number(card.hardware, "devices") if card.hardware.get("kind") in ("cuda", "rocm") else None
-    whole = _seconds(card.created, card.finished)
+    whole = _whole(card)
     tokens = run.history.tokens
     return {
         "steps": run.history.last_step or None,
@@ -197,6 +200,14 @@ def interval(scored: Any) -> tuple[float, float] | None:
 
 def text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _whole(card: RunCard) -> float | None:
+    """Seconds from the run's beginning to its end, or those of its attempts where it had several."""
+    if len(card.attempts) < 2:
+        return _seconds(card.created, card.finished)
+    spans = [_seconds(attempt.get("start"), attempt.get("end")) for attempt in card.attempts]
+    return None if None in spans else sum(filter(None, spans))
 
 
 def _seconds(start: str | None, end: str | None) -> float | None:

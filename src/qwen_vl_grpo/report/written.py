@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from qwen_vl_grpo.report import wording
+from qwen_vl_grpo.report.answered import Item
 from qwen_vl_grpo.report.comparison import Comparison
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -41,20 +42,23 @@ def markdown(told: Comparison) -> str:
     rows = [[name, *(wording.figure(cost[column]) for column in columns)] for name, cost in zip(names, told.costs, strict=True)]
     parts += ["## Cost", _table(["run", *columns], rows)]
     parts += ["## Answers to the same questions", _cell(told.unshown)]
-    for item in told.items:
-        parts.append(f"**{_cell(item.id)}** {_cell(item.question)} Gold: {_cell(item.gold)}")
-        rows = [
-            [names[index], when, answer.verdict, answer.answer[:200]]
-            for index, given in item.answers.items()
-            for when, answer in given.items()
-        ]
-        parts.append(_table(["run", "when", "verdict", "answer"], rows))
+    parts += [part for item in told.items for part in _answers(item, names)]
+    if told.since:
+        parts += ["## Answers to files of questions since", *(part for item in told.since for part in _answers(item, names))]
     parts += ["## What differs in configuration and circumstances", f"{told.same} keys are the same in all of them."]
     if told.differences:
         parts.append(_table(["key", *names], [[key, *values] for key, values in told.differences]))
     notes = [f"- {', '.join(map(_cell, noted))}: {_cell(note)}" for note, noted in told.notes.items()]
     parts += ["## Notes", "\n".join(notes) or "Nothing is missing, and no alarm rang."]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _answers(item: Item, names: Sequence[str]) -> tuple[str, str]:
+    asked = f"**{_cell(item.id)}** {_cell(item.question)}" + f" Gold: {_cell(item.gold)}" * bool(item.gold)
+    rows = [
+        [names[index], when, answer.verdict, answer.answer[:200]] for index, given in item.answers.items() for when, answer in given.items()
+    ]
+    return asked, _table(["run", "when", "verdict", "answer"], rows)
 
 
 def table(told: Comparison) -> str:
