@@ -7,7 +7,7 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo demo-control show test hub-clients test-vllm check setup lock docs bench bench-runs overhead bench-gpu kill-resume clean
+.PHONY: demo circle demo-control show test hub-clients test-vllm check setup lock docs bench bench-runs overhead bench-gpu kill-resume clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,9 @@ help:
 
 demo: .venv/.demo-ready  ## a tiny Qwen2.5-VL learns to read digits on this CPU, and answers by run_id (SEED=1 for another seed)
 	$(BIN)/python -m demo --seed $(SEED)
+
+circle: .venv/.demo-ready  ## the full circle of a run_id: trained, published, wiped, found, asked, compared, offline in minutes
+	$(BIN)/python -m demo.circle
 
 demo-control: .venv/.demo-ready  ## the same time spent on supervised steps instead, beside GRPO (slow; needs `make demo` of that seed)
 	$(BIN)/python -m demo.control --seed $(SEED)
