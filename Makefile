@@ -98,5 +98,5 @@ lock: .venv/.dev-ready  ## resolve requirements/*.lock again, for every platform
 		cp tests/vllm_cpu/torchvision_schema.py $$site/ && echo 'import torchvision_schema' > $$site/torchvision_schema.pth
 	@touch $@
 
-clean:  ## remove the demo's outputs and caches; runs of your own stay
-	rm -rf outputs/demo outputs/prepared .pytest_cache .ruff_cache
+clean:  ## remove the outputs and caches of the demo and the circle; runs of your own stay
+	rm -rf outputs/demo outputs/circle outputs/circle.lock outputs/prepared .pytest_cache .ruff_cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -208,7 +209,20 @@ def sample_card() -> str:
     return model_card.render(card, "your-name/runs", f"run/{card.run_id}")
 
 
+def with_samples(page: str) -> str:
+    """A page written by hand, with what `make circle` printed between its marks."""
+
+    def filled(mark: re.Match[str]) -> str:
+        sample = (DOCS / "sample_outputs" / mark["name"]).read_text(encoding="utf-8")
+        return f"{mark['start']}{sample}{mark['end']}"
+
+    marks = r"(?P<start><!-- (?P<name>\S+): written by [^\n]+ -->\n```text\n).*?(?P<end>```\n<!-- end -->)"
+    return re.sub(marks, filled, (DOCS / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
 PAGES = {
+    "inference_guide.md": lambda: with_samples("inference_guide.md"),
+    "model_registry.md": lambda: with_samples("model_registry.md"),
     "configuration.md": configuration,
     "commands.md": commands,
     "planning.md": planning,
