@@ -3,22 +3,27 @@
     make circle                      # or: python -m demo.circle; --docs puts what it saw into docs/
 
 Every command is the product's own, in a process of its own, as a person types it; the Hub is one on the loopback, and its client the
-unmodified huggingface_hub. What is checked stands in `claims`, one after the other; the first that does not hold ends it.
+unmodified huggingface_hub. What is checked stands in `claims`, one after the other. The first that does not hold ends the walk, since each
+stands on those before it: the table says which, the rest is marked as not tried, and the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import shutil
-import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
@@ -29,7 +34,6 @@ from tests.hub.loopback import Fault, Hub
 
 FOLDER = Path("outputs/circle")
 SAMPLES = FOLDER / "samples"
-PAGES = {"asked.txt": "inference_guide.md", "batch.txt": "inference_guide.md", "circle.txt": "model_registry.md"}
 SHORT = ("--max_new_tokens", "16")
 QUESTION = ("--prompt", digits.QUESTION, "--image_path", "digits/pictures/0000.png", *SHORT)
 RUN = {
@@ -41,63 +45,99 @@ RUN = {
 RUNS = {"circle-wide": {"lora": {"r": 16}}, "circle-narrow": {"lora": {"r": 4}, "seed": 1}}
 
 
+class Row(NamedTuple):
+    """One line of the table; `held` is yes, no, or empty for a claim that was not tried."""
+
+    claim: str
+    seen: str = ""
+    held: str = ""
+    seconds: float = 0.0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make circle", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--docs", action="store_true", help="write what was seen into docs/sample_outputs and the pages that show it")
     given = parser.parse_args()
-    shutil.rmtree(FOLDER, ignore_errors=True)
+    with alone(), Hub() as hub:
+        prepare()
+        rows = walk(claims(Node(FOLDER.resolve(), hub.url), hub))
+    shown = Console(width=120, record=True, highlight=False)
+    shown.print(as_table(rows))
+    broken = [row for row in rows if row.held != "yes"]
+    if broken:
+        raise BrokenClaim(f"{broken[0].claim}: this did not hold; {broken[0].seen}")
+    keep("circle.txt", "".join(f"{line.rstrip()}\n" for line in shown.export_text().splitlines()))
+    if given.docs:
+        write_docs()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Hold the folder, which each walk begins by emptying; another walk in it is refused."""
+    FOLDER.parent.mkdir(exist_ok=True)
+    with FOLDER.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BrokenClaim(f"{FOLDER}: another `make circle` is at work there; wait for it, or stop it") from None
+        yield
+
+
+def prepare() -> None:
+    """Empty the folder, then lay a tiny random model and scanned digits into it."""
+    if FOLDER.exists():
+        shutil.rmtree(FOLDER)
     SAMPLES.mkdir(parents=True)
     transformers_logging.disable_progress_bar()
     tiny_qwen.build(FOLDER / "tiny")
     digits.write(FOLDER / "digits")
     few = (FOLDER / "digits/validation.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:16]
     (FOLDER / "digits/few.jsonl").write_text("".join(few), encoding="utf-8")
-    with Hub() as hub:
-        held = list(walk(claims(Node(FOLDER.resolve(), hub.url), hub)))
-    shown = Console(width=120, record=True, highlight=False)
-    shown.print(as_table(held))
-    keep("circle.txt", "".join(f"{line.rstrip()}\n" for line in shown.export_text().splitlines()))
-    if given.docs:
-        write_docs()
 
 
-def walk(story: list[tuple[str, Callable[[], str]]]) -> Iterator[tuple[str, str, float]]:
-    """Check one claim after the other: what it says, what was seen, seconds."""
-    console = Console(stderr=True, highlight=False)
+def walk(story: list[tuple[str, Callable[[], str]]]) -> list[Row]:
+    """Check one claim after the other, up to the first that does not hold."""
+    console, rows = Console(stderr=True, highlight=False), []
     for claim, check in story:
+        if rows and rows[-1].held != "yes":
+            rows.append(Row(claim))
+            continue
         started = time.perf_counter()
         with console.status(claim):
             try:
-                seen = check()
+                seen, held = check(), "yes"
             except BrokenClaim as error:
-                raise BrokenClaim(f"{claim}: this did not hold; {error}") from error
-        yield claim, seen, time.perf_counter() - started
+                seen, held = str(error), "no"
+        rows.append(Row(claim, seen, held, time.perf_counter() - started))
+    return rows
 
 
-def as_table(held: list[tuple[str, str, float]]) -> Table:
-    table = Table(title="The circle of two runs: every line held", title_style="bold")
-    for column in ("what is claimed", "what was seen"):
+def as_table(rows: list[Row]) -> Table:
+    held = sum(row.held == "yes" for row in rows)
+    table = Table(title=f"The circle of two runs: {held} of {len(rows)} claims held", title_style="bold")
+    for column in ("what is claimed", "what was seen", "held"):
         table.add_column(column)
     table.add_column("s", justify="right")
-    for claim, seen, seconds in held:
-        table.add_row(claim, seen, f"{seconds:.0f}")
+    for row in rows:
+        table.add_row(row.claim, escape(row.seen), row.held or "not tried", f"{row.seconds:.0f}")
     table.add_section()
-    table.add_row("", "", f"{sum(seconds for *_, seconds in held):.0f}")
+    table.add_row("", "", "", f"{sum(row.seconds for row in rows):.0f}")
     return table
 
 
 def claims(node: Node, hub: Hub) -> list[tuple[str, Callable[[], str]]]:
     """The circle, in order; each check returns what it saw or raises."""
-    before: dict[str, list[dict[str, Any]]] = {}
+    before: dict[str, dict[str, Any]] = {}
 
     def trained() -> str:
         for run_id, changes in RUNS.items():
             (node.folder / f"{run_id}.yaml").write_text(yaml.safe_dump({"run_id": run_id} | RUN | changes), encoding="utf-8")
             node.run(str(PROJECT / "src/fine_tuning/train.py"), "--config", f"{run_id}.yaml")
-            before[run_id] = node.records("--run_id", run_id, *QUESTION)
+        for record in node.records("--run_id", ",".join(RUNS), *QUESTION):
+            before[record["run_id"]] = record
         states = [node.card(run_id)["state"] for run_id in RUNS]
         expect(states == ["finished"] * len(RUNS), f"the runs are {states}")
-        return f"{len(RUNS)} finished runs; {before['circle-wide'][0]['completion']!r} and {before['circle-narrow'][0]['completion']!r}"
+        return f"{len(RUNS)} finished runs; {before['circle-wide']['completion']!r} and {before['circle-narrow']['completion']!r}"
 
     def survives_the_hub() -> str:
         hub.faults = [Fault("POST", f"/api/models/{REPOSITORY}/commit/", 500)]
@@ -114,6 +154,7 @@ def claims(node: Node, hub: Hub) -> list[tuple[str, Callable[[], str]]]:
         verdicts = [node.card(run_id)["proof"]["verdict"] for run_id in RUNS]
         seen = [(verdict["state"], verdict["copy"]) for verdict in verdicts]
         expect(seen == [("proved", "Hub")] * len(RUNS), f"the verdicts are {seen}")
+        keep("run.json", json.dumps(node.card("circle-wide"), indent=2) + "\n")
         return verdicts[0]["text"]
 
     def wiped() -> str:
@@ -130,12 +171,12 @@ def claims(node: Node, hub: Hub) -> list[tuple[str, Callable[[], str]]]:
         return "; ".join(f"{record['run_id']}: {record['completion']!r}" for record in records)
 
     def answered_as_before() -> str:
-        again: list[dict[str, Any]] = []
+        again: dict[str, Any] = {}
         for run_id in RUNS:
-            again = node.records("--run_id", run_id, *QUESTION)
-            same = [[record[name] for name in ("completion", "sha")] for record in (*before[run_id], *again)]
-            expect(same[0] == same[1], f"{run_id} answered {same[0]} before it was wiped, and {same[1]} after")
-        keep("one.json", json.dumps(again[0], indent=2) + "\n")
+            again = node.records("--run_id", run_id, *QUESTION)[0]
+            old, new = ([record[name] for name in ("completion", "sha")] for record in (before[run_id], again))
+            expect(old == new, f"{run_id} answered {old} before it was wiped, and {new} after")
+        keep("one.json", json.dumps(again, indent=2) + "\n")
         keep("asked.txt", node.shown("infer", "--run_id", "all", *QUESTION))
         return "the same completions, from files of the same sha256"
 
@@ -146,7 +187,7 @@ def claims(node: Node, hub: Hub) -> list[tuple[str, Callable[[], str]]]:
         good = lines(asked).splitlines(keepends=True)
         (node.folder / "questions.jsonl").write_text("".join([*good[:6], '{"id": "seven"\n', *good[6:]]), encoding="utf-8")
         command = ("--run_id", "all", "--input", "questions.jsonl", "--output", "answers.jsonl", *SHORT)
-        killed = killed_after(node, 10, *command)
+        killed = node.killed_at(node.folder / "answers.jsonl", 10, *command)
         keep("batch.txt", node.shown("infer", *command))
         answers = (node.folder / "answers.jsonl").read_text(encoding="utf-8")
         records = [json.loads(line) for line in answers.splitlines()]
@@ -161,13 +202,16 @@ def claims(node: Node, hub: Hub) -> list[tuple[str, Callable[[], str]]]:
 
     def aliased() -> str:
         node.grpo("runs", "alias", "champion", "circle-wide")
+        found = {word: node.card(word)["run_id"] for word in ("champion", "latest")}
+        expect(found == {"champion": "circle-wide", "latest": "circle-narrow"}, f"the words stand for {found}")
         record = node.records("--run_id", "champion", *QUESTION)[0]
-        expect(record["completion"] == before["circle-wide"][0]["completion"], f"champion answered {record['completion']!r}")
-        return f"champion is {record['run_id']}"
+        expect(record["completion"] == before["circle-wide"]["completion"], f"champion answered {record['completion']!r}")
+        return f"champion is {found['champion']}, latest is {found['latest']}"
 
     def exported() -> str:
         node.grpo("export", "circle-wide", "--merged", "full")
         moved = json.loads((node.folder / "full/grpo_export.json").read_text(encoding="utf-8"))
+        expect(moved["moved_by_writing"] <= 0.001 < moved["moved_by_training"], f"the merged copy moved {moved}")
         return f"writing moved probabilities by {moved['moved_by_writing']:.1e}, training by {moved['moved_by_training']:.2f}"
 
     def compared() -> str:
@@ -185,22 +229,10 @@ def claims(node: Node, hub: Hub) -> list[tuple[str, Callable[[], str]]]:
         ("--run_id all finds both on the Hub and asks them beside each other", answered_by_pattern),
         ("Each id answers as it did where it was trained", answered_as_before),
         ("A batch killed in its middle loses and repeats no answer", batch_survives),
-        ("An alias stands for its run", aliased),
+        ("An alias and `latest` stand for their runs", aliased),
         ("A merged checkpoint is the run's policy", exported),
         ("The runs are compared from what came from the Hub", compared),
     ]
-
-
-def killed_after(node: Node, answers: int, *command: str) -> list[str]:
-    """Kill a batch with -9 as soon as so many answers are written; returns the answers that were whole then."""
-    process = node.start(str(PROJECT / "src/inference/inference.py"), *command)
-    output = node.folder / "answers.jsonl"
-    while process.poll() is None and (not output.is_file() or output.read_bytes().count(b"\n") < answers):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    written = output.read_text(encoding="utf-8").splitlines(keepends=True) if output.is_file() else []
-    return [line.rstrip("\n") for line in written if line.endswith("\n")]
 
 
 def expect(held: bool, seen: str) -> None:
@@ -213,20 +245,16 @@ def lines(records: list[dict[str, Any]]) -> str:
 
 
 def keep(name: str, text: str) -> None:
-    """Write one of the outputs that the docs show."""
+    """Write one of the outputs that the docs show, which say nothing of where they were made."""
+    expect(str(FOLDER.resolve()) not in text, f"{name} names a folder of this machine")
     (SAMPLES / name).write_text(text, encoding="utf-8")
 
 
 def write_docs() -> None:
-    """Put the outputs into docs/sample_outputs, and those that a page shows between the page's marks."""
+    """Put the outputs into docs/sample_outputs, and from there into the pages that show them."""
     for sample in sorted(SAMPLES.iterdir()):
         shutil.copy(sample, Path("docs/sample_outputs") / sample.name)
-    for name, page in PAGES.items():
-        path, text = Path("docs") / page, (SAMPLES / name).read_text(encoding="utf-8")
-        block = f"<!-- {name}: written by `python -m demo.circle --docs` -->\n```text\n{text}```\n<!-- end -->"
-        old = path.read_text(encoding="utf-8")
-        start, rest = old.split(f"<!-- {name}:", 1)
-        path.write_text(start + block + rest.split("<!-- end -->", 1)[1], encoding="utf-8")
+    subprocess.run([sys.executable, "docs/generate.py"], check=True)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,18 @@ class Node:
         process = self.start("-m", "qwen_vl_grpo", *arguments)
         out, err = process.communicate()
         return f"$ grpo {shlex.join(arguments)}\n{err}{out}"
+
+    def killed_at(self, output: Path, answers: int, *command: str) -> list[str]:
+        """Kill a batch with -9 as soon as so many answers are written; returns the answers that were whole then."""
+        process = self.start(str(PROJECT / "src/inference/inference.py"), *command)
+        while process.poll() is None and (not output.is_file() or output.read_bytes().count(b"\n") < answers):
+            time.sleep(0.02)
+        process.kill()
+        _, err = process.communicate()
+        if process.returncode != -signal.SIGKILL:
+            raise BrokenClaim(f"the batch ended with {process.returncode} before it could be killed: {err.strip().splitlines()[-1:]}")
+        written = output.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [line.rstrip("\n") for line in written if line.endswith("\n")]
 
     def records(self, *arguments: str) -> list[dict[str, Any]]:
         said = json.loads(self.infer(*arguments, "--json"))
