@@ -104,7 +104,7 @@ def test_an_old_card_alone_is_compared_and_what_is_missing_is_said(compare, tmp_
     (old / "run.json").write_text('{"run_id": "old", "task": "visual_reasoning", "base_model": "tiny"}')
     registry.scan(old)
     page, markdown, rows = compare("old")
-    for said in ("has no metrics.jsonl", "kept no answers", "has no scores in its card", "state: running"):
+    for said in ("has no metrics.jsonl", "no answers to held-out questions in its folder", "has no scores in its card", "state: running"):
         assert said in page
         assert said in markdown
     assert rows[0]["tokens"] == ""

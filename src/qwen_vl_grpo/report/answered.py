@@ -60,7 +60,7 @@ def side_by_side(runs: Sequence[Run]) -> tuple[list[Item], str]:
             given = {when: _answer(kept[when]) for when in ("before", "after") if isinstance(at(kept, when, "completion"), str)}
             items[key].answers[index] = given
     if not items:
-        return [], "None of these runs kept answers to held-out rows; runs that are evaluated keep them from now on."
+        return [], "None of these runs has answers to held-out rows here: an evaluated run keeps them in its folder, and the Hub gets none."
     shown, most = _answered_by_most(items)
     left = len(items) - len(shown)
     said = f"{left} questions that fewer runs answered are left out. " * bool(left)

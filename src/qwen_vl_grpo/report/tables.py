@@ -74,7 +74,7 @@ def gather(card: RunCard, folder: Path) -> Run:
     if broken:
         notes.append(f"{broken} lines of answers.jsonl could not be read and were passed over")
     if not answers:
-        notes.append("kept no answers to held-out questions")
+        notes.append("no answers to held-out questions in its folder")
     run = Run(card, folder, history, answers, notes)
     if not scores([run]):
         notes.append("has no scores in its card")
