@@ -20,6 +20,26 @@ def test_every_other_value_stays(config_of):
     assert tracking.scrub(content) == content
 
 
+@pytest.mark.parametrize("report_to", ["wandb", "trackio", "tensorboard", ["wandb", "trackio", "tensorboard"]])
+def test_a_second_rank_starts_no_tracker(config_of, tmp_path, monkeypatch, report_to):
+    monkeypatch.setenv("RANK", "1")
+    config = config_of(tracking={"report_to": report_to, "mode": "offline"})
+    assert tracking.start(config, "task", tmp_path)["report_to"] == config.tracking.report_to
+    tracking.log_metrics({"alarms/any": 1.0}, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tracker_that_fails_later_warns_once_and_the_call_returns(caplog):
+    def log(_):
+        raise ConnectionResetError("the service is gone")
+
+    call = tracking.forgiving("a tracker", log)
+    assert call(1) is call(2) is None
+    assert [record.message for record in caplog.records] == [
+        "a tracker: ConnectionResetError: the service is gone; it has gaps from here on, the files here have none"
+    ]
+
+
 def test_no_tracking_starts_no_tracker(config_of, tmp_path):
     import sys
 
