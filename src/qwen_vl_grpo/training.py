@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from qwen_vl_grpo import (
+    answer_tables,
     answering,
     attempts,
     checkpoints,
@@ -86,6 +87,7 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
         card = attempts.end(_finish(card, config, trainer, run_dir, exam), "finished", trainer.state.global_step)
         registry.write(card, run_dir)
         tracking.refer(card, run_dir)
+        answer_tables.evaluation(card, run_dir)
     except BaseException as error:
         state = "interrupted" if isinstance(error, KeyboardInterrupt | Terminated) else "failed"
         stopped = {"state": state, "error": f"{type(error).__name__}: {error}", "finished": registry.now()}
