@@ -15,7 +15,7 @@ from typing import Any
 
 from PIL import Image
 
-from qwen_vl_grpo import fetching, gallery, tracking
+from qwen_vl_grpo import fetching, gallery, trackers, tracking
 from qwen_vl_grpo.errors import DataError, TrackingError
 from qwen_vl_grpo.interfaces import RunCard
 from qwen_vl_grpo.items import Item
@@ -81,7 +81,7 @@ class Inference:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for card in cards:
-                run = _open(card, folder, "inference", f"infer-{card.run_id}-{time}", tracking.wandb_mode(), asked)
+                run = _open(card, folder, "inference", f"infer-{card.run_id}-{time}", trackers.wandb_mode(), asked)
                 self._runs[card.run_id] = run
                 run.define_metric("infer/*", step_metric="infer/index")
         except Exception as error:  # wandb raises its own and others' errors alike
@@ -144,8 +144,8 @@ def _open(card: RunCard, folder: Path, job_type: str, name: str, mode: str, told
         "task": card.task,
         "digest": card.digest,
     }
-    return tracking.wandb_run(
+    return trackers.wandb_run(
         folder, mode, project=section.get("project", "grpo"), id=name, name=name, group=card.run_id, job_type=job_type,
-        tags=list(section.get("tags", ())), reinit="create_new", resume="allow", config=tracking.scrub(about | told),
+        tags=list(section.get("tags", ())), reinit="create_new", resume="allow", config=trackers.scrub(about | told),
         settings={"console": "off", "x_disable_meta": True, "x_disable_stats": True},
     )  # fmt: skip

@@ -120,7 +120,7 @@ def test_an_alarm_is_in_the_log_the_card_and_the_tracker(workshop, tracked, reco
 
 
 def test_the_run_has_one_offline_run_of_its_id_beside_that_of_its_evaluation(workshop, tracked):
-    runs = sorted(workshop.run_dir(tracked).glob(f"wandb/offline-run-*[0-9]-{tracked}"))
+    runs = sorted(workshop.run_dir(tracked).glob("wandb/offline-run-*"))
     assert [run.name.split("-", 3)[3] for run in runs] == [tracked, f"eval-{tracked}"]
     assert list(runs[0].glob(f"run-{tracked}.wandb"))
     assert not (workshop.folder / "wandb").exists()

@@ -3,21 +3,21 @@
 import pytest
 from PIL import Image
 
-from qwen_vl_grpo import tracking
+from qwen_vl_grpo import trackers, tracking
 
 
 @pytest.mark.parametrize("key", ["token", "api_key", "hub_token", "client_secret", "password", "WANDB_API_KEY"])
 def test_a_value_whose_key_looks_like_a_secret_is_hidden_at_any_depth(key):
-    assert tracking.scrub({"trl": {key: "hunter2"}}) == {"trl": {key: "***"}}
+    assert trackers.scrub({"trl": {key: "hunter2"}}) == {"trl": {key: "***"}}
 
 
 def test_a_secret_inside_a_list_is_hidden_too():
-    assert "hunter2" not in str(tracking.scrub({"rewards": [{"api_key": "hunter2"}]}))
+    assert "hunter2" not in str(trackers.scrub({"rewards": [{"api_key": "hunter2"}]}))
 
 
 def test_every_other_value_stays(config_of):
     content = config_of().model_dump(mode="json")
-    assert tracking.scrub(content) == content
+    assert trackers.scrub(content) == content
 
 
 @pytest.mark.parametrize("report_to", ["wandb", "trackio", "tensorboard", ["wandb", "trackio", "tensorboard"]])
@@ -74,7 +74,7 @@ def test_what_the_tracker_lacks_of_earlier_attempts_is_reported_once_and_in_orde
         ]
     ]
     run = Reports(had)
-    tracking.report_again(run, written)
+    trackers.report_again(run, written)
     assert [line["train/global_step"] for line in run.lines] == steps
     assert all(set(line) <= {"train/loss", "eval/a", "train/global_step"} for line in run.lines)
 
