@@ -29,6 +29,7 @@ from qwen_vl_grpo import (
     shapes,
     splits,
     tasks,
+    tracking,
     vllm_server,
     warmup,
 )
@@ -69,6 +70,7 @@ def prepare(config: RunConfig, resume: bool = False) -> Prepared:
     weights = [entry.weight for entry in entries]
     check_trl_fields(config)
     policy.check(config)
+    tracking.refuse(config)
     set_seed(config.seed)
     processor = policy.load_processor(config)
     grpo_config(config, processor, weights, config.run_dir)
@@ -196,7 +198,8 @@ def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run
         "log_completions": config.tracking.log_completions,
         "log_multimodal": False,
         "num_completions_to_print": 0,
-        "report_to": [] if config.tracking.report_to == "none" else [config.tracking.report_to],
+        "report_to": list(config.tracking.trackers),
+        "project": config.tracking.project,
         "bf16": on_gpu,
         "use_cpu": not on_gpu,
         "disable_tqdm": True,

@@ -222,7 +222,7 @@ def _train_group(run: Any, count: int, resume: bool, debug: bool) -> None:
 
 def _refuse_early(run: Any, resume: bool) -> None:
     """Everything that can be refused without torch."""
-    from qwen_vl_grpo import attempts, hardware, planning, publishing, registry, rewards, tasks
+    from qwen_vl_grpo import attempts, hardware, planning, publishing, registry, rewards, tasks, tracking
 
     if resume:
         attempts.resumable(run)
@@ -238,6 +238,7 @@ def _refuse_early(run: Any, resume: bool) -> None:
     if not run.allow_tight_memory and (memory := hardware.memory_gib(machine)):
         planning.refuse(run, memory)
         planning.refuse_occupied(run, memory, *hardware.occupied(machine))
+    tracking.refuse(run)
     publishing.refuse(run)
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,8 +17,14 @@ from qwen_vl_grpo.cli_flags import Debug
 from qwen_vl_grpo.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from qwen_vl_grpo.answer_tables import Inference
+    from qwen_vl_grpo.interfaces import RunCard
     from qwen_vl_grpo.items import Batch, Item
     from qwen_vl_grpo.journal import Record
+
+    Tell = Callable[[Record], None]
 
 Runs = Annotated[
     str,
@@ -46,6 +53,7 @@ def infer(
     allow_private_urls: Annotated[bool, typer.Option("--allow_private_urls", help="Fetch pictures from private addresses, too.")] = False,
     retry_errors: Annotated[bool, typer.Option("--retry_errors", help="Ask again what could not be asked the last time.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole record as JSON; a list of them for several runs.")] = False,
+    wandb: Annotated[bool, typer.Option("--wandb", help="Also send answers, latency and tokens to W&B, one W&B run for each run.")] = False,
     debug: Debug = False,
 ) -> None:
     """Answer one question, or a file of them, with the policies of runs found by run_id; records are kept in outputs/inference/."""
@@ -70,13 +78,15 @@ def infer(
     from qwen_vl_grpo import answering, loading
 
     answering.choose_backend(backend)
-    runs = [loading.load(card, run_dir) for card, run_dir in found]
     shown = {item.id for item in asked.items[: gallery.KEPT]} if batch else set()
     how = answering.How(system_prompt, max_new_tokens, temperature, allow_private_urls, backend, batch_size, shown)
-    if batch is None:
-        _one(runs, asked.items, how, as_json)
-    else:
-        _many(runs, asked, how, batch, output, retry_errors)
+    with _followed([card for card, _ in found], asked.items, how, batch) if wandb else nullcontext() as followed:
+        runs = [loading.load(card, run_dir) for card, run_dir in found]
+        tell = followed.add if followed else lambda record: None
+        if batch is None:
+            _one(runs, asked.items, how, as_json, tell)
+        else:
+            _many(runs, asked, how, batch, output, retry_errors, tell)
 
 
 def serve(
@@ -103,7 +113,15 @@ def serve(
     os.execve(command[0], command, environment)  # noqa: S606 - an argument list of our own
 
 
-def _one(runs: Any, asked: list[Item], how: Any, as_json: bool) -> None:
+def _followed(cards: list[RunCard], asked: list[Item], how: Any, batch: str | None) -> Inference:
+    """The W&B runs that follow the answers, started before a model is loaded."""
+    from qwen_vl_grpo import answer_tables, journal
+
+    told = {"input": batch, "items": len(asked), "backend": how.backend, "temperature": how.temperature, "system_prompt": how.system_prompt}
+    return answer_tables.Inference(cards, journal.folder(), asked, told, how.allow_private_urls)
+
+
+def _one(runs: Any, asked: list[Item], how: Any, as_json: bool, tell: Tell) -> None:
     """Answer one question anew, whatever was asked before: one run's answer alone on stdout, several runs' under their ids."""
     from qwen_vl_grpo import answering, journal
 
@@ -113,6 +131,8 @@ def _one(runs: Any, asked: list[Item], how: Any, as_json: bool) -> None:
         if record["error"]:
             raise DataError(record["error"])
     journal.keep(journal.PROMPTS, records)
+    for record in records:
+        tell(record)
     if as_json:
         print(json.dumps(records if len(records) > 1 else records[0], indent=2))
         return
@@ -126,7 +146,7 @@ def _one(runs: Any, asked: list[Item], how: Any, as_json: bool) -> None:
     print(f"{names}: loaded in {sum(loads):.2f} s, answered in {seconds:.2f} s", file=sys.stderr)
 
 
-def _many(runs: Any, asked: Batch, how: Any, source: str, output: Path | None, retry_errors: bool) -> None:
+def _many(runs: Any, asked: Batch, how: Any, source: str, output: Path | None, retry_errors: bool, follow: Tell) -> None:
     """Answer a file of questions, from where the last process came to; exit code 1 if none could be asked."""
     from qwen_vl_grpo import answering, journal
 
@@ -134,6 +154,9 @@ def _many(runs: Any, asked: Batch, how: Any, source: str, output: Path | None, r
     with journal.Journal(journal.folder() / journal.name_for(source), output, asked.openai) as kept:
         answered = kept.answered(retry_errors) & set(wanted)
         kept.begin_output(answered)
+        for key, record in {journal.key(record): record for record in kept.records}.items():
+            if key in answered:
+                follow(record)
         if answered:
             print(f"{len(answered)} of {len(wanted)} answers are there already", file=sys.stderr)
         started, tokens = time.perf_counter(), 0
@@ -143,6 +166,7 @@ def _many(runs: Any, asked: Batch, how: Any, source: str, output: Path | None, r
         with _bar(len(wanted) - len(answered)) as tell:
             for record in answering.ask(runs, asked.items, how, answered, loads.append):
                 kept.add(record)
+                follow(record)
                 new.append(record)
                 tokens += record.get("completion_tokens", 0)
                 speed = _speed(len(new), tokens, time.perf_counter() - started - sum(loads))

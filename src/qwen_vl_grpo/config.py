@@ -115,7 +115,7 @@ class RunConfig(Section):
     evaluation: EvaluationSection = EvaluationSection()
     """Scores on held-out rows."""
     tracking: TrackingSection = TrackingSection()
-    """W&B."""
+    """W&B, trackio, TensorBoard (docs/tracking.md)."""
     registry: RegistrySection = RegistrySection()
     """How the run is kept."""
     engine: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it
@@ -242,6 +242,7 @@ TRL_KEYS = {
     "logging_steps": "logging_steps",
     "reward_weights": "rewards",
     "report_to": "tracking.report_to",
+    "project": "tracking.project",
     "log_completions": "tracking.log_completions",
     "eval_strategy": "evaluation.every",
     "eval_steps": "evaluation.every",

@@ -166,6 +166,11 @@ def versions() -> dict[str, str]:
     return found
 
 
+def is_main_process() -> bool:
+    """Whether this process speaks for the run: the only one, or the first of those that torchrun or accelerate started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def quiet_libraries() -> None:
     """Turn the telemetry and the chatter of the libraries off, unless the user set them; call before they are imported."""
     for variable, value in {

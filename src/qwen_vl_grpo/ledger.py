@@ -69,7 +69,7 @@ class Ledger(TrainerCallback):
             log.info("alarm %s is over at step %d; it held from step %d", alarm["name"], entry["step"], alarm["first_step"])
         marks = {f"alarms/{alarm['name']}": 0.0 for alarm in ended} | {f"alarms/{name}": 1.0 for name in self.watch.on}
         if started or ended:
-            tracking.log(marks)
+            tracking.log_metrics(marks, entry["step"])
         entry |= marks
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from qwen_vl_grpo import hub, model_card, registry
+from qwen_vl_grpo import hardware, hub, model_card, registry
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import GrpoError, HubError, RegistryError
 from qwen_vl_grpo.interfaces import RunCard
@@ -71,7 +71,9 @@ def pending() -> list[tuple[str, bool]]:
 
 
 def attempt(card: RunCard, public: bool) -> RunCard:
-    """Publish a run that has just ended; whatever fails is a warning and stays in the queue."""
+    """Publish a run that has just ended, from its main process; whatever fails is a warning and stays in the queue."""
+    if not hardware.is_main_process():
+        return card
     try:
         card = by_id(card.run_id, public)
         log.info("published: %s at %s", card.published["repo"], card.published["commit"][:12])
@@ -83,7 +85,7 @@ def attempt(card: RunCard, public: bool) -> RunCard:
 
 def refuse(config: RunConfig) -> None:
     """Raise before a run what would keep it from being published at its end; a Hub that is away just now is no reason."""
-    if config.registry.push == "none":
+    if config.registry.push == "none" or not hardware.is_main_process():
         return
     earlier = registry.read(config.run_dir) if (config.run_dir / "run.json").is_file() else None
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.run_id import check_run_id
@@ -133,17 +133,35 @@ class EvaluationSection(Section):
         return self.dataset_split or shared or self.ids_file
 
 
+TRACKERS = ("wandb", "trackio", "tensorboard")
+
+
 class TrackingSection(Section):
-    report_to: Literal["wandb", "none"] = "wandb"
-    """Where metrics go beside the run's own metrics.jsonl."""
+    report_to: str | tuple[str, ...] = "wandb"
+    """Where metrics go beside the run's own metrics.jsonl: `wandb`, `trackio`, `tensorboard`, a list of them, or `none`."""
     project: str = "grpo"
-    """W&B project."""
+    """Project of W&B and trackio."""
     mode: Literal["auto", "online", "offline"] = "auto"
     """`auto` is online when WANDB_API_KEY is set and offline otherwise; `wandb sync` uploads an offline run later."""
     tags: tuple[str, ...] = ()
     """W&B tags."""
     log_completions: bool = True
-    """Keep tables of completions with their rewards (Parquet in the run's folder, and W&B)."""
+    """Keep tables of completions with their rewards (Parquet in the run's folder, W&B and trackio)."""
+
+    @field_validator("report_to")
+    @classmethod
+    def _known(cls, given: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        names = (given,) if isinstance(given, str) else given
+        for name in names:
+            if name not in TRACKERS and (name != "none" or len(names) > 1):
+                raise ValueError(f"{name!r} cannot stand here; choose of {', '.join(TRACKERS)}, or none alone")
+        return given
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The trackers that are asked for, each once."""
+        names = (self.report_to,) if isinstance(self.report_to, str) else self.report_to
+        return tuple(dict.fromkeys(name for name in names if name != "none"))
 
 
 class RegistrySection(Section):

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from qwen_vl_grpo import (
+    answer_tables,
     answering,
     attempts,
     checkpoints,
@@ -63,7 +64,7 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
     rescue = Rescue()
     try:
         rescue.listen()
-        card = card.model_copy(update={"tracking": tracking.start(config, card.task, run_dir, written), "alarms": ledger.watch.rang})
+        card = card.model_copy(update={"tracking": tracking.start(config, card.task, run_dir, written, step), "alarms": ledger.watch.rang})
         if resume:
             log.info("attempt %d goes on from %s", len(card.attempts), checkpoint or "the start, as there is no whole checkpoint yet")
         log.info(arithmetic(config))
@@ -77,7 +78,7 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
             log.info("starts from the weights of run %s, %s", parent[0].run_id, parent[1].name)
             trainer.start_from(parent[1])
         rescue.watch(trainer)
-        tracking.pass_over(trainer, written)
+        tracking.take_up(trainer, written)
         if config.registry.push == "save":
             trainer.add_callback(Saves(lambda step: _publish_save(card, config, run_dir, step)))
         for name, (learning, total) in policy.trainable_parts(trainer.model).items():
@@ -85,6 +86,8 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
         _train_and_score(config, prepared, trainer, ledger, card, checkpoint)
         card = attempts.end(_finish(card, config, trainer, run_dir, exam), "finished", trainer.state.global_step)
         registry.write(card, run_dir)
+        tracking.refer(card, run_dir)
+        answer_tables.evaluation(card, run_dir)
     except BaseException as error:
         state = "interrupted" if isinstance(error, KeyboardInterrupt | Terminated) else "failed"
         stopped = {"state": state, "error": f"{type(error).__name__}: {error}", "finished": registry.now()}

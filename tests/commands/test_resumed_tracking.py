@@ -47,6 +47,9 @@ def test_a_sync_makes_one_run_of_both_attempts(workshop, history):
     rows = service.history("followed")
     assert [row["train/global_step"] for row in rows if "train/loss" in row] == list(range(1, 9))
     assert [row["_step"] for row in rows] == list(range(len(rows)))
+    tables = [json.loads(content) for name, content in service.files.items() if name.endswith("/completions.table.json")]
+    steps = sorted(table["data"][0][table["columns"].index("step")] for table in tables)
+    assert steps == [*range(1, 9), 8], "a table is missing, or was sent twice; TRL sends the last one again at the end"
 
 
 def test_a_service_that_saw_the_first_attempt_gets_the_steps_it_lacks(workshop):

@@ -136,3 +136,15 @@ def test_a_base_that_is_gated_names_the_page_to_accept(hub, trainer, refused):
     line = refused(train(trainer(), "none", model_name="someone/gated"))
     assert "model_name someone/gated" in line
     assert "https://huggingface.co/someone/gated" in line
+
+
+@pytest.mark.parametrize(("rank", "published"), [("0", {"run/v1"}), ("1", set())])
+def test_of_several_ranks_the_first_alone_publishes(hub, node, rank, published):
+    attempt = "from qwen_vl_grpo import publishing, registry; publishing.attempt(registry.resolve('v1')[0], False)"
+    hub.create(REPO)
+    a = node("a", python_options=("-c", attempt))
+    a.keep("v1")
+    done = a.grpo(RANK=rank)
+    assert done.returncode == 0, done.stderr
+    assert set(hub.repos[REPO].tags) == published
+    assert a.waiting() == []

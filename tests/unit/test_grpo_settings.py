@@ -53,7 +53,7 @@ def test_the_weights_of_the_rewards_reach_trl(settings):
     assert settings(weights=[1.0, 0.25]).reward_weights == [1.0, 0.25]
 
 
-@pytest.mark.parametrize(("report_to", "given"), [("none", []), ("wandb", ["wandb"])])
+@pytest.mark.parametrize(("report_to", "given"), [("none", []), ("wandb", ["wandb"]), (["tensorboard", "wandb"], ["tensorboard", "wandb"])])
 def test_the_tracker_is_the_one_of_the_config(settings, report_to, given):
     assert settings(tracking={"report_to": report_to}).report_to == given
 

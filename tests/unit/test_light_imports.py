@@ -46,6 +46,7 @@ def command(*arguments: str) -> str:
         "tasks",
         "answers",
         "tracking",
+        "trackers",
     ],
 )
 def test_importing_a_light_module_loads_no_heavy_library(name, tmp_path):

@@ -3,21 +3,41 @@
 import pytest
 from PIL import Image
 
-from qwen_vl_grpo import tracking
+from qwen_vl_grpo import trackers, tracking
 
 
 @pytest.mark.parametrize("key", ["token", "api_key", "hub_token", "client_secret", "password", "WANDB_API_KEY"])
 def test_a_value_whose_key_looks_like_a_secret_is_hidden_at_any_depth(key):
-    assert tracking.scrub({"trl": {key: "hunter2"}}) == {"trl": {key: "***"}}
+    assert trackers.scrub({"trl": {key: "hunter2"}}) == {"trl": {key: "***"}}
 
 
 def test_a_secret_inside_a_list_is_hidden_too():
-    assert "hunter2" not in str(tracking.scrub({"rewards": [{"api_key": "hunter2"}]}))
+    assert "hunter2" not in str(trackers.scrub({"rewards": [{"api_key": "hunter2"}]}))
 
 
 def test_every_other_value_stays(config_of):
     content = config_of().model_dump(mode="json")
-    assert tracking.scrub(content) == content
+    assert trackers.scrub(content) == content
+
+
+@pytest.mark.parametrize("report_to", ["wandb", "trackio", "tensorboard", ["wandb", "trackio", "tensorboard"]])
+def test_a_second_rank_starts_no_tracker(config_of, tmp_path, monkeypatch, report_to):
+    monkeypatch.setenv("RANK", "1")
+    config = config_of(tracking={"report_to": report_to, "mode": "offline"})
+    assert tracking.start(config, "task", tmp_path)["report_to"] == config.tracking.report_to
+    tracking.log_metrics({"alarms/any": 1.0}, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tracker_that_fails_later_warns_once_and_the_call_returns(caplog):
+    def log(_):
+        raise ConnectionResetError("the service is gone")
+
+    call = tracking.forgiving("a tracker", log)
+    assert call(1) is call(2) is None
+    assert [record.message for record in caplog.records] == [
+        "a tracker: ConnectionResetError: the service is gone; it has gaps from here on, the files here have none"
+    ]
 
 
 def test_no_tracking_starts_no_tracker(config_of, tmp_path):
@@ -54,7 +74,7 @@ def test_what_the_tracker_lacks_of_earlier_attempts_is_reported_once_and_in_orde
         ]
     ]
     run = Reports(had)
-    tracking.report_again(run, written)
+    trackers.report_again(run, written)
     assert [line["train/global_step"] for line in run.lines] == steps
     assert all(set(line) <= {"train/loss", "eval/a", "train/global_step"} for line in run.lines)
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from qwen_vl_grpo import gallery, tracking
+from qwen_vl_grpo import gallery, trackers
 from qwen_vl_grpo.interfaces import RunCard
 from qwen_vl_grpo.report import curves
 
@@ -137,7 +137,7 @@ def differences(runs: Sequence[Run]) -> tuple[list[tuple[str, list[str]]], int]:
 
 
 def _circumstances(card: RunCard) -> dict[str, Any]:
-    config = {key: value for key, value in tracking.scrub(card.config).items() if key not in ("run_id", "output_dir")}
+    config = {key: value for key, value in trackers.scrub(card.config).items() if key not in ("run_id", "output_dir")}
     around = card.model_dump(include={"base_revision", "dataset", "system_prompt", "preprocessing", "git", "versions", "hardware"})
     return config | {f"card.{key}": value for key, value in around.items()}
 

@@ -15,7 +15,7 @@ def write(told: Comparison, markdown: str, page: str) -> str:
         import wandb_workspaces.reports.v2 as reports  # type: ignore[import-not-found]
     except ImportError:
         raise TrackingError(f"--wandb: wandb-workspaces is not installed; `pip install wandb-workspaces`, or open {page}") from None
-    tracked = [run for run in told.runs if run.card.tracking.get("report_to") == "wandb"]
+    tracked = [run for run in told.runs if "wandb" in run.card.tracking.get("report_to", ())]
     if not tracked:
         raise TrackingError(f"--wandb: none of these runs was tracked by W&B; open {page}")
     projects = sorted({str(run.card.tracking.get("project")) for run in tracked})
