@@ -71,9 +71,17 @@ bench-gpu:  ## one row of docs/rollouts.md on a GPU: make bench-gpu ROW=step-3b 
 
 setup: .venv/.dev-ready  ## make .venv with everything that demo, test and check need
 
-lock: .venv/.dev-ready  ## resolve requirements/*.lock again, for every platform
-	for name in cpu dev; do $(BIN)/uv pip compile -q --universal --python-version 3.11 --no-header --no-emit-index-url \
-		--upgrade requirements/$$name.in -o requirements/$$name.lock || exit 1; done
+UV_COMPILE := $(BIN)/uv pip compile -q --no-header --no-emit-index-url --upgrade
+FOR_IMAGES := $(UV_COMPILE) --python-platform x86_64-manylinux_2_28 --no-annotate --python-version
+BASES_OWN := --excludes requirements/base.excludes
+
+lock: .venv/.dev-ready  ## resolve requirements/*.lock again, for every platform and for each image
+	for name in cpu dev; do $(UV_COMPILE) --universal --python-version 3.11 requirements/$$name.in -o requirements/$$name.lock || exit 1; done
+	$(FOR_IMAGES) 3.12 requirements/cuda-base.in requirements/image.in -o requirements/cuda.constraints
+	$(FOR_IMAGES) 3.12 $(BASES_OWN) requirements/rocm-base.in requirements/image.in -o requirements/rocm.constraints
+	for name in rocm cuda; do $(FOR_IMAGES) 3.12 $(BASES_OWN) --excludes requirements/image.excludes --generate-hashes \
+		-c requirements/$$name.constraints requirements/image.in -o requirements/image-$$name.lock || exit 1; done
+	$(FOR_IMAGES) 3.11 $(BASES_OWN) --generate-hashes requirements/image-cpu.in -o requirements/image-cpu.lock
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"Python 3.11 or newer is needed; {sys.executable} is {sys.version.split()[0]}. Set PYTHON=…")'
