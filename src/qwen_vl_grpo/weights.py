@@ -1,0 +1,46 @@
+"""Frozen weights from a folder or the Hub, with refusals that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from qwen_vl_grpo.errors import GrpoError
+
+
+def check(part: str, model: str, first: str, revision: str | None, error: type[GrpoError]) -> None:
+    """Raise `error` if a model's first file cannot be read, before gigabytes are asked for."""
+    if Path(model).is_dir():
+        if not (Path(model) / first).is_file():
+            raise error(f"{part}.model {model}: the folder holds no {first}")
+        return
+    if model.count("/") != 1 or model.startswith((".", "/")):
+        raise error(f"{part}.model {model}: there is no such folder here; name a folder, or a Hub id such as OWNER/NAME")
+    from huggingface_hub import hf_hub_download
+
+    with loading(part, model, error):
+        hf_hub_download(model, first, revision=revision)
+
+
+@contextmanager
+def loading(part: str, model: str, error: type[GrpoError]) -> Iterator[None]:
+    """Turn what the libraries raise while a model is found and read into `error`; a gated model's page is named."""
+    from huggingface_hub.errors import GatedRepoError
+
+    try:
+        yield
+    except (OSError, ValueError, ImportError, RuntimeError) as cause:
+        whole: BaseException | None = cause
+        while whole is not None:
+            if isinstance(whole, GatedRepoError):
+                raise error(
+                    f"{part}.model {model}: is gated; accept its licence at https://huggingface.co/{model} and set HF_TOKEN to a token of "
+                    "that account"
+                ) from None
+            whole = whole.__cause__ or whole.__context__
+        raise error(f"{part}.model {model}: cannot be loaded ({first_line(cause)})") from None
+
+
+def first_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
