@@ -68,8 +68,10 @@ class Task:
     no completion can give."""
     own_rewards: Mapping[str, Callable[[Any], RewardFunction]] = field(default_factory=dict)
     """Rewards that are made from the whole run config, by the name under which `rewards:` may list them."""
-    shown: Callable[[str, str], str] | None = None
-    """A question and its completion as a person reads them on the terminal; None shows the answer alone."""
+    told: Callable[[str, str], dict[str, Any]] | None = None
+    """What a question and its completion come to, over the usual fields of an answer's record; None for reasoning and answer tags."""
+    shown: Callable[[Mapping[str, Any]], str] | None = None
+    """A record of an answer as a person reads it on the terminal; None shows the answer alone."""
 
 
 class Generate(Protocol):

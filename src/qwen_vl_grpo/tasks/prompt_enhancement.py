@@ -41,7 +41,7 @@ def build(mode: Mode = "strict") -> Task:
         raise ConfigError("task.mode: documented is for visual_reasoning, which has published rewards; remove it")
     rewards = (("rendered_reward", 1.0),)
     own = {"rendered_reward": rendered_reward}
-    return Task("prompt_enhancement", SYSTEM_PROMPT, rewards, read_row, judge, own_rewards=own, shown=shown)
+    return Task("prompt_enhancement", SYSTEM_PROMPT, rewards, read_row, judge, own_rewards=own, told=told, shown=shown)
 
 
 def read_row(row: Mapping[str, Any], data: DataSection, system_prompt: str) -> Sample:
@@ -76,12 +76,18 @@ def judge(completion: str, sample: Sample) -> Verdict:
     return Verdict(bool(rewritten), points == 5, quality=points)
 
 
-def shown(question: str, completion: str) -> str:
-    """Original, enhanced, length in characters, and the quality score."""
+def told(question: str, completion: str) -> dict[str, Any]:
+    """The rewritten prompt as the answer, and its quality score."""
     rewritten = enhancement.enhanced(completion)
+    return {"answer": rewritten, "well_formed": bool(rewritten), "quality": enhancement.quality(question, rewritten)}
+
+
+def shown(record: Mapping[str, Any]) -> str:
+    """Original, enhanced, length in characters, and the quality score."""
+    original, rewritten = record["prompt"], record["answer"]
     return (
-        f"original: {question}\nenhanced: {rewritten}\nlength: {len(question)} -> {len(rewritten)} characters\n"
-        f"quality: {enhancement.quality(question, rewritten):.2f} / 5"
+        f"original: {original}\nenhanced: {rewritten}\nlength: {len(original)} -> {len(rewritten)} characters\n"
+        f"quality: {record['quality']:.2f} / 5"
     )
 
 
