@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from demo import tiny_pictures
-from qwen_vl_grpo import evaluation, tasks, training
+from qwen_vl_grpo import evaluation, rendered_parts, tasks, training
 from qwen_vl_grpo.errors import ConfigError, DataError, HardwareError, JudgeError, RenderError
 from qwen_vl_grpo.sections import DataSection, TaskSection
 from qwen_vl_grpo.tasks import prompt_enhancement
@@ -135,11 +135,44 @@ def test_a_row_may_have_a_size_of_its_own(reward):
         ({"renderer": {"model": "nowhere/to/be/found"}}, RenderError, "there is no such folder here"),
         ({"placement": {"renderer": "cuda:5"}}, HardwareError, "placement.renderer: there is no cuda:5 here"),
         ({"placement": {"judge": "gpu"}}, HardwareError, "placement.judge: 'gpu' is no device"),
+        ({"judge": {"replay": "only", "cache": "nowhere.sqlite"}}, JudgeError, "there is no recording nowhere.sqlite"),
     ],
 )
 def test_a_part_that_is_not_there_is_refused_when_the_run_is_prepared(reward, changes, error, said):
     with pytest.raises(error, match=said):
         reward([("a cat", "a cat")], **changes)
+
+
+OWN_PARTS = """\
+from PIL import Image
+from qwen_vl_grpo.interfaces import Judgement
+
+class Painter:
+    identity, batch_size = "own", 8
+    def render(self, requests):
+        return [Image.new("RGB", (4, 4), (len(request.completion), 0, 0)) for request in requests]
+    def rest(self):
+        pass
+
+class Critic:
+    identity, batch_size, concurrency = "own", 1, 4
+    def judge(self, pictures):
+        return [Judgement(image.getpixel((0, 0))[0] / 100) for _, image in pictures]
+
+def painter(section):
+    return Painter()
+
+def critic(section):
+    return Critic()
+"""
+
+
+def test_renderer_and_judge_may_be_someones_own(reward, tmp_path):
+    (tmp_path / "parts.py").write_text(OWN_PARTS)
+    named = {part: {"name": f"{tmp_path}/parts.py:{name}"} for part, name in (("renderer", "painter"), ("judge", "critic"))}
+    assert reward([("a cat", "a cat"), ("a cat", "a cat in rain")], **named)[0] == [0.05, 0.13]
+    with pytest.raises(ConfigError, match="defines no function 'sculptor'"):
+        reward([("a cat", "a cat")], renderer={"name": f"{tmp_path}/parts.py:sculptor"})
 
 
 def weights_of(pipeline):
@@ -169,10 +202,10 @@ def test_a_whole_run_and_its_replay_without_renderer_and_judge(config_of, sectio
         return card, [line for line in lines if "reward" in line]
 
     made = []
-    build = prompt_enhancement._generator
-    monkeypatch.setattr(prompt_enhancement, "_generator", lambda *given: made.append(build(*given)) or made[-1])
+    build = rendered_parts._generator
+    monkeypatch.setattr(rendered_parts, "_generator", lambda *given: made.append(build(*given)) or made[-1])
     recorded, steps = run("recorded")
-    assert weights_of(made[0].pipeline) == weights_of(prompt_enhancement._generator(made[0]._section, torch.device("cpu"), True).pipeline)
+    assert weights_of(made[0].pipeline) == weights_of(build(made[0]._section, torch.device("cpu"), True).pipeline)
     assert all(step["rendered/render_seconds"] > 0 and step["rendered/judge_seconds"] > 0 for step in steps)
     assert all(-1 <= step["judge/cosine"] <= 1 and step["rendered/failed"] == 0 for step in steps)
     assert recorded.metrics["after"]["sampled"]["quality"] >= 0 and "blind" not in recorded.metrics

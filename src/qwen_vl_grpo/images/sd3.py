@@ -14,7 +14,7 @@ import numpy
 import torch
 from PIL import Image
 
-from qwen_vl_grpo import weights
+from qwen_vl_grpo import placement, weights
 from qwen_vl_grpo.errors import RenderError
 from qwen_vl_grpo.interfaces import RenderRequest
 from qwen_vl_grpo.rendered_sections import RendererSection
@@ -23,6 +23,10 @@ log = logging.getLogger("qwen_vl_grpo")
 
 BLANK = 2 / 255
 """A picture whose values all lie this near to each other shows nothing."""
+TOO_LARGE = (
+    "one picture alone does not fit into the renderer's memory; lower renderer.width and height, set renderer.offload, or give it a card "
+    "of its own with placement.renderer"
+)
 OUTSIDE = ("device", "batch_size", "offload", "compile")
 """Settings that do not decide what is drawn."""
 
@@ -46,23 +50,23 @@ class StableDiffusion3:
         done: list[Image.Image | RenderError] = []
         while len(done) < len(requests):
             part = requests[len(done) : len(done) + self.batch_size]
-            try:
-                done += self._draw(part)
-            except torch.OutOfMemoryError:
-                if len(part) == 1:
-                    done.append(RenderError("one picture alone does not fit into the renderer's memory; lower renderer.width and height"))
-                    continue
+            drawn = self._fitting(part)
+            if drawn is not None:
+                done += drawn
+                continue
+            placement.release()
+            if len(part) > 1:
                 self.batch_size = len(part) // 2
                 log.warning("renderer: %d pictures at once do not fit into memory; %d from here on", len(part), self.batch_size)
-            # outside of the except, whose traceback holds the tensors that did not fit
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            else:
+                done.append(RenderError(TOO_LARGE))
         return done
 
     def rest(self) -> None:
         """Leave the card to the policy, if the weights are to be asleep between the pictures of two steps."""
         if self._loaded is not None and self._section.offload == "asleep":
             self._loaded.to("cpu")
+            placement.release()  # torch would keep the room for itself, and vLLM takes memory past torch
 
     @property
     def pipeline(self) -> Any:
@@ -99,6 +103,13 @@ class StableDiffusion3:
         else:
             pipeline.to(self._device)
         return pipeline
+
+    def _fitting(self, requests: Sequence[RenderRequest]) -> list[Image.Image | RenderError] | None:
+        """What was drawn, or None where memory ran out; when this returns, what did not fit is let go of."""
+        try:
+            return self._draw(requests)
+        except torch.OutOfMemoryError:
+            return None
 
     def _draw(self, requests: Sequence[RenderRequest]) -> list[Image.Image | RenderError]:
         section = self._section

@@ -11,21 +11,17 @@ Any other set works: a text file with a prompt a line, CSV, JSON Lines, Parquet 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen_vl_grpo import enhancement, index, placement
+from qwen_vl_grpo import enhancement, placement, rendered_parts
 from qwen_vl_grpo.errors import ConfigError, DataError
-from qwen_vl_grpo.interfaces import ImageGenerator, Judge, Mode, RenderRequest, RewardFunction, Sample, Task, Verdict
+from qwen_vl_grpo.interfaces import Mode, RenderRequest, RewardFunction, Sample, Task, Verdict
 from qwen_vl_grpo.rendered_sections import JudgeSection, PenaltiesSection, PlacementSection, RendererSection
-from qwen_vl_grpo.rewards import load_function
-from qwen_vl_grpo.rewards.rendered import RenderedScores, scores, seed_of
+from qwen_vl_grpo.rewards.rendered import scores, seed_of
 from qwen_vl_grpo.rewards.xml import texts
 from qwen_vl_grpo.sections import DataSection
 
 if TYPE_CHECKING:
-    import torch
-
     from qwen_vl_grpo.config import RunConfig
 
 SYSTEM_PROMPT = """\
@@ -98,7 +94,7 @@ def rendered_reward(config: RunConfig) -> RewardFunction:
     """
     judging = config.judge or JudgeSection()
     placing, penalties = config.placement or PlacementSection(), config.penalties or PenaltiesSection()
-    score = rendered_scores(config.renderer or RendererSection(), judging, placing)
+    score = rendered_parts.build(config.renderer or RendererSection(), judging, placing)
 
     def rendered_reward(
         completions: Sequence[Any],
@@ -139,41 +135,3 @@ def penalty(penalties: PenaltiesSection, original: str, rewritten: str) -> float
         + penalties.length * enhancement.overlength(rewritten, penalties.longest)
         + penalties.painted_text * enhancement.asks_for_words(original, rewritten)
     )
-
-
-def rendered_scores(rendering: RendererSection, judging: JudgeSection, placing: PlacementSection) -> RenderedScores:
-    """Renderer, judge and cache of a run; nothing is loaded, and in a replay nothing but the cache has to be there."""
-    from qwen_vl_grpo.judges.cache import JudgementCache
-
-    only = judging.replay == "only"
-    places = placement.devices(PlacementSection()) if only else placement.apply(placing)
-    generator, judge_ = _generator(rendering, places["renderer"], not only), _judge(judging, places["judge"], not only)
-    file = Path(judging.cache) if judging.cache else index.home() / "judgements.sqlite"
-    cache = None if judging.replay == "off" else JudgementCache(file, generator.identity, judge_.identity, required=only)
-    return RenderedScores(generator, judge_, cache, judging.attempts, replay_only=only)
-
-
-def _generator(section: RendererSection, device: torch.device, needed: bool) -> ImageGenerator:
-    if ".py:" in section.name:
-        return load_function(section.name, ConfigError)(section)
-    if section.name != "sd3":
-        raise ConfigError(f"renderer.name: there is no renderer {section.name!r}; take sd3, or path/to/file.py:function")
-    from qwen_vl_grpo.images.sd3 import StableDiffusion3
-
-    generator = StableDiffusion3(section, device)
-    if needed:
-        generator.check()
-    return generator
-
-
-def _judge(section: JudgeSection, device: torch.device, needed: bool) -> Judge:
-    if ".py:" in section.name:
-        return load_function(section.name, ConfigError)(section)
-    if section.name != "clip":
-        raise ConfigError(f"judge.name: there is no judge {section.name!r}; take clip, or path/to/file.py:function")
-    from qwen_vl_grpo.judges.clip import ClipJudge
-
-    judge_ = ClipJudge(section, device)
-    if needed:
-        judge_.check()
-    return judge_
