@@ -32,7 +32,7 @@ class Findings:
 def validate(config: RunConfig) -> Findings:
     """Check the data of a run whole instead of stopping at the first fault; raises the typed error of what cannot even be loaded."""
     task = tasks.build(config.task)
-    weighted = tasks.rewards(task, config)
+    weighted = tasks.rewards(task, config) if task.examples else []  # of renderers and judges, say, nothing is asked here
     policy.check(config)
     processor = policy.load_processor(config)
     found, shown = Findings(), False

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from qwen_vl_grpo import hub
 from qwen_vl_grpo.errors import GrpoError
 
 
@@ -26,20 +27,11 @@ def check(part: str, model: str, first: str, revision: str | None, error: type[G
 @contextmanager
 def loading(part: str, model: str, error: type[GrpoError]) -> Iterator[None]:
     """Turn what the libraries raise while a model is found and read into `error`; a gated model's page is named."""
-    from huggingface_hub.errors import GatedRepoError
-
     try:
         yield
     except (OSError, ValueError, ImportError, RuntimeError) as cause:
-        whole: BaseException | None = cause
-        while whole is not None:
-            if isinstance(whole, GatedRepoError):
-                raise error(
-                    f"{part}.model {model}: is gated; accept its licence at https://huggingface.co/{model} and set HF_TOKEN to a token of "
-                    "that account"
-                ) from None
-            whole = whole.__cause__ or whole.__context__
-        raise error(f"{part}.model {model}: cannot be loaded ({first_line(cause)})") from None
+        reason = hub.denied(cause, model)
+        raise error(f"{part}.model {model}: {reason or f'cannot be loaded ({first_line(cause)})'}") from None
 
 
 def first_line(error: BaseException) -> str:

@@ -18,11 +18,15 @@ judge: {model: someone/clip}
 @pytest.mark.parametrize(
     ("status", "headers", "said"),
     [
-        (403, {"X-Error-Code": "GatedRepo"}, "is gated; accept its licence at https://huggingface.co/stable/gated and set HF_TOKEN"),
-        (401, {"X-Error-Code": "GatedRepo"}, "is gated; accept its licence at https://huggingface.co/stable/gated and set HF_TOKEN"),
+        (
+            403,
+            {"X-Error-Code": "GatedRepo"},
+            "renderer.model stable/gated: is gated; accept its terms at {url}/stable/gated with the account",
+        ),
+        (401, {"X-Error-Code": "RepoNotFound"}, "renderer.model stable/gated: the Hub does not know HF_TOKEN (401)"),
         (404, {"X-Error-Code": "RepoNotFound"}, "renderer.model stable/gated: cannot be loaded (404"),
     ],
-    ids=["not accepted", "no token", "no such model"],
+    ids=["not accepted", "unknown token", "no such model"],
 )
 def test_a_renderer_that_may_not_be_had_ends_the_run_before_it_begins(hub, node, status, headers, said):
     hub.faults = [Fault("HEAD", "/stable/gated/", status, headers=headers), Fault("GET", "/stable/gated/", status, headers=headers)]
@@ -30,6 +34,6 @@ def test_a_renderer_that_may_not_be_had_ends_the_run_before_it_begins(hub, node,
     (a.folder / "prompts.txt").write_text("a cat\n")
     (a.folder / "run.yaml").write_text(CONFIG)
     done = a.grpo("train", "--config", "run.yaml")
-    assert done.returncode == 1 and said in done.stderr, done.stderr
+    assert done.returncode == 1 and said.format(url=hub.url) in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1
     assert not (a.folder / "outputs").exists()
