@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,8 @@ def device(part: str, asked: str) -> torch.device:
 
     if asked == "auto":
         if torch.cuda.is_available():
-            return torch.device("cuda", torch.cuda.current_device())
+            rank = int(os.environ.get("LOCAL_RANK", "0"))  # a launcher's process has not chosen its card yet
+            return torch.device("cuda", rank if rank < torch.cuda.device_count() else torch.cuda.current_device())
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     there = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     try:

@@ -19,6 +19,14 @@ def test_a_device_is_found_or_refused_by_name():
         placement.device("judge", "gpu one")
 
 
+def test_auto_is_the_card_of_the_launchers_process(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert placement.device("renderer", "auto") == ONE
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    assert placement.device("renderer", "auto") == THREE
+
+
 def test_three_cards_are_capped_one_by_one():
     section = PlacementSection(renderer="cuda:1", judge="cuda:2", memory_shares={"policy": 0.85, "renderer": 0.85, "judge": 0.85})
     assert placement.caps(section, {"policy": ONE, "renderer": TWO, "judge": THREE}) == {ONE: 0.85, TWO: 0.85, THREE: 0.85}
