@@ -31,9 +31,9 @@ class QwenWrapper:
     ):
         self.model_name, self.max_new_tokens, self.temperature, self.system_prompt = model_name, max_new_tokens, temperature, system_prompt
         self._device = placement.device("policy", device)
-        weights.check("model", model_name, "config.json", None, PolicyError)
+        weights.check("model_name", model_name, "config.json", None, PolicyError)
         dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
-        with weights.loading("model", model_name, PolicyError):
+        with weights.loading("model_name", model_name, PolicyError):
             sees = hasattr(AutoConfig.from_pretrained(model_name), "vision_config")
             kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
             model: Any = kind.from_pretrained(model_name, dtype=dtype)

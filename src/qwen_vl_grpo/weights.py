@@ -10,28 +10,28 @@ from qwen_vl_grpo import hub
 from qwen_vl_grpo.errors import GrpoError
 
 
-def check(part: str, model: str, first: str, revision: str | None, error: type[GrpoError]) -> None:
+def check(key: str, model: str, first: str, revision: str | None, error: type[GrpoError]) -> None:
     """Raise `error` if a model's first file cannot be read, before gigabytes are asked for."""
     if Path(model).is_dir():
         if not (Path(model) / first).is_file():
-            raise error(f"{part}.model {model}: the folder holds no {first}")
+            raise error(f"{key} {model}: the folder holds no {first}")
         return
     if model.count("/") != 1 or model.startswith((".", "/")):
-        raise error(f"{part}.model {model}: there is no such folder here; name a folder, or a Hub id such as OWNER/NAME")
+        raise error(f"{key} {model}: there is no such folder here; name a folder, or a Hub id such as OWNER/NAME")
     from huggingface_hub import hf_hub_download
 
-    with loading(part, model, error):
+    with loading(key, model, error):
         hf_hub_download(model, first, revision=revision)
 
 
 @contextmanager
-def loading(part: str, model: str, error: type[GrpoError]) -> Iterator[None]:
+def loading(key: str, model: str, error: type[GrpoError]) -> Iterator[None]:
     """Turn what the libraries raise while a model is found and read into `error`; a gated model's page is named."""
     try:
         yield
     except (OSError, ValueError, ImportError, RuntimeError) as cause:
         reason = hub.denied(cause, model)
-        raise error(f"{part}.model {model}: {reason or f'cannot be loaded ({first_line(cause)})'}") from None
+        raise error(f"{key} {model}: {reason or f'cannot be loaded ({first_line(cause)})'}") from None
 
 
 def first_line(error: BaseException) -> str:

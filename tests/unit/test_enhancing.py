@@ -40,7 +40,7 @@ def test_sampling_is_the_callers_and_not_the_checkpoints(checkpoint):
 
 
 def test_what_cannot_be_used_is_said(checkpoint):
-    with pytest.raises(PolicyError, match="there is no such folder here"):
+    with pytest.raises(PolicyError, match=r"^model_name no/such/model: there is no such folder here"):
         QwenWrapper(model_name="no/such/model")
     with pytest.raises(HardwareError, match=r"placement.policy: there is no cuda:3"):
         QwenWrapper(model_name=checkpoint("qwen2_vl"), device="cuda:3")

@@ -43,7 +43,7 @@ class StableDiffusion3:
 
     def check(self) -> None:
         """Raise RenderError if the weights are not there, or may not be had, before any is read."""
-        weights.check("renderer", self._section.model, "model_index.json", self._section.revision, RenderError)
+        weights.check("renderer.model", self._section.model, "model_index.json", self._section.revision, RenderError)
 
     def render(self, requests: Sequence[RenderRequest]) -> list[Image.Image | RenderError]:
         """Draw requests of one size. A batch that does not fit into memory is halved, and so are those after it."""
@@ -86,7 +86,7 @@ class StableDiffusion3:
         diffusers_logging.set_verbosity_error()  # it warns of every completion that CLIP cuts off, which the judge counts
         diffusers_logging.disable_progress_bar()
         without = {} if section.t5 else {"text_encoder_3": None, "tokenizer_3": None}
-        with weights.loading("renderer", section.model, RenderError):
+        with weights.loading("renderer.model", section.model, RenderError):
             pipeline = StableDiffusion3Pipeline.from_pretrained(
                 section.model, revision=section.revision, dtype=_dtype(section, self._device), **without
             )

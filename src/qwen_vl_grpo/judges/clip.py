@@ -42,7 +42,7 @@ class ClipJudge:
 
     def check(self) -> None:
         """Raise JudgeError if the weights are not there, or may not be had, before any is read."""
-        weights.check("judge", self._section.model, "config.json", self._section.revision, JudgeError)
+        weights.check("judge.model", self._section.model, "config.json", self._section.revision, JudgeError)
 
     def judge(self, pictures: Sequence[tuple[RenderRequest, Image.Image]]) -> list[Judgement | JudgeError]:
         """Score pictures: details are the raw `cosine` and whether the prompt was `truncated` at 77 tokens (0 or 1)."""
@@ -71,7 +71,7 @@ class ClipJudge:
                 from transformers import AutoProcessor, CLIPModel  # seconds, and a replay needs none of it
 
                 name, revision = self._section.model, self._section.revision or "main"
-                with weights.loading("judge", name, JudgeError):
+                with weights.loading("judge.model", name, JudgeError):
                     model = CLIPModel.from_pretrained(name, revision=revision)
                     processor = AutoProcessor.from_pretrained(name, revision=revision)
                 self._loaded = model.to(self._device).requires_grad_(False).eval(), processor  # type: ignore[arg-type]
