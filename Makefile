@@ -7,7 +7,8 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs overhead bench-gpu kill-resume clean
+.PHONY: demo demo-enhance circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming \
+	overhead bench-gpu kill-resume clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +16,9 @@ help:
 
 demo: .venv/.demo-ready  ## a tiny Qwen2.5-VL learns to read digits on this CPU, and answers by run_id (SEED=1 for another seed)
 	$(BIN)/python -m demo --seed $(SEED)
+
+demo-enhance: .venv/.demo-ready  ## a tiny policy learns to rewrite prompts that a tiny Stable Diffusion 3 draws and a tiny CLIP judges
+	$(BIN)/python -m demo.enhance
 
 circle: .venv/.demo-ready  ## the full circle of a run_id: trained, published, wiped, found, asked, compared, offline in minutes
 	$(BIN)/python -m demo.circle
@@ -65,6 +69,9 @@ kill-resume: .venv/.demo-ready  ## a run killed with -9 at ten random moments an
 
 overhead: .venv/.dev-ready  ## what a run adds to a step of a bare TRL script, in turns (docs/overhead.md)
 	PYTHONPATH=src:. $(BIN)/python -m benchmarks.overhead
+
+bench-streaming: .venv/.dev-ready  ## what judging while drawing saves, and the cache of judgements (docs/rendered_rewards.md)
+	PYTHONPATH=src:. $(BIN)/python -m benchmarks.streaming
 
 bench-runs: .venv/.dev-ready  ## how long `grpo runs` takes over 1,000 cards
 	$(BIN)/python benchmarks/listing.py

@@ -6,6 +6,7 @@ Nothing is downloaded. The weights are random: warm it up before you expect an a
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -46,19 +47,19 @@ SIZES = {
 }  # fmt: skip
 
 
-def tokenizer(chat_template: str) -> PreTrainedTokenizerFast:
+def tokenizer(chat_template: str, phrases: Sequence[str] = PHRASES, size: int = 340) -> PreTrainedTokenizerFast:
     """A byte-level BPE trained on the demo's phrases; it can spell any text. The tags are single tokens, but not special ones."""
     backend = Tokenizer(BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=340,
+        vocab_size=size,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
         min_frequency=1,
         special_tokens=SPECIAL_TOKENS,
     )
-    backend.train_from_iterator(PHRASES, trainer)
+    backend.train_from_iterator(phrases, trainer)
     backend.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>", padding_side="left", model_max_length=4096,
@@ -66,8 +67,8 @@ def tokenizer(chat_template: str) -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-def processor(family: str):
-    """The family's real processor with TRL's copy of its chat template."""
+def processor(family: str, phrases: Sequence[str] = PHRASES, vocabulary: int = 340):
+    """The family's real processor with TRL's copy of its chat template, and a tokenizer of so many tokens."""
     patch = 16 if family == "qwen3_vl" else 14
     template = "qwen3_vl" if family == "qwen3_vl" else "qwen2_5_vl"
     chat_template = resources.files("trl").joinpath(f"chat_templates/{template}.jinja").read_text()
@@ -75,7 +76,7 @@ def processor(family: str):
     images = Qwen2VLImageProcessor(patch_size=patch, temporal_patch_size=2, merge_size=2, size=limits)
     kind = {"qwen2_vl": Qwen2VLProcessor, "qwen2_5_vl": Qwen2_5_VLProcessor, "qwen3_vl": Qwen3VLProcessor}[family]
     video = Qwen3VLVideoProcessor() if family == "qwen3_vl" else Qwen2VLVideoProcessor()
-    return kind(images, tokenizer(chat_template), video, chat_template=chat_template)
+    return kind(images, tokenizer(chat_template, phrases, vocabulary), video, chat_template=chat_template)
 
 
 def config(family: str, processing, size: str = "tiny"):
@@ -112,9 +113,16 @@ def config(family: str, processing, size: str = "tiny"):
     )  # fmt: skip
 
 
-def build(folder: str | Path, family: str = "qwen2_5_vl", seed: int = 0, size: str = "tiny") -> int:
+def build(
+    folder: str | Path,
+    family: str = "qwen2_5_vl",
+    seed: int = 0,
+    size: str = "tiny",
+    phrases: Sequence[str] = PHRASES,
+    vocabulary: int = 340,
+) -> int:
     """Write a random checkpoint of `family` into `folder`; returns the number of its weights."""
-    processing = processor(family)
+    processing = processor(family, phrases, vocabulary)
     torch.manual_seed(seed)
     model = AutoModelForImageTextToText.from_config(config(family, processing, size), dtype=torch.float32)
     model.generation_config.eos_token_id = processing.tokenizer.eos_token_id

@@ -189,7 +189,7 @@ def _answers(backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], ho
         while at_fault:
             yield at_fault.popleft()
         item, seen, since = asked.pop(id(question))
-        yield _record(question.run, item, how, backend.name) | _told(question, completion, time.perf_counter() - since) | seen
+        yield _record(question.run, item, how, backend.name) | _told(question, completion, item.prompt, time.perf_counter() - since) | seen
     yield from at_fault
 
 
@@ -231,16 +231,18 @@ def _record(run: RunPolicy, item: Item, how: How, backend: str) -> Record:
     }  # fmt: skip
 
 
-def _told(question: Question, completion: Completion, seconds: float) -> Record:
+def _told(question: Question, completion: Completion, asked: str, seconds: float) -> Record:
     text = question.run.processor.decode(completion.token_ids, skip_special_tokens=True)
     reasoning, answer = answers.parts(text)
+    task = question.run.task
+    own = task.told(asked, text) if task and task.told else {}
     return {
         "answer": answer, "reasoning": reasoning, "completion": text, "well_formed": answers.strict_answer(text) is not None,
         "finish_reason": completion.finish_reason, "prompt_tokens": completion.prompt_tokens,
         "completion_tokens": len(completion.token_ids), "temperature": question.temperature,
         "max_new_tokens": question.max_new_tokens, "seed": question.run.config.seed if question.temperature else None,
         "seconds": round(seconds, 3),
-    }  # fmt: skip
+    } | own  # fmt: skip
 
 
 def _ahead(work: Callable[[Item], Any], items: Sequence[Item]) -> Iterator[tuple[Item, Any]]:

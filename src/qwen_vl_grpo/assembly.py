@@ -23,7 +23,6 @@ from qwen_vl_grpo import (
     planning,
     policy,
     registry,
-    rewards,
     rollouts,
     server_rollouts,
     shapes,
@@ -38,7 +37,6 @@ from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.footprint import Prompt
 from qwen_vl_grpo.interfaces import RewardFunction, Sample, Task
 from qwen_vl_grpo.ledger import Bar, Ledger
-from qwen_vl_grpo.sections import RewardEntry
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
 
 log = logging.getLogger("qwen_vl_grpo")
@@ -65,9 +63,7 @@ def prepare(config: RunConfig, resume: bool = False) -> Prepared:
         registry.refuse_existing(config)
     arithmetic(config)
     task = tasks.build(config.task)
-    entries = config.rewards or tuple(RewardEntry(function=name, weight=weight) for name, weight in task.rewards)
-    functions = [rewards.find(entry.function) for entry in entries]
-    weights = [entry.weight for entry in entries]
+    functions, weights = map(list, zip(*tasks.rewards(task, config), strict=True))
     check_trl_fields(config)
     policy.check(config)
     tracking.refuse(config)
@@ -123,6 +119,8 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
     policy.recompute(model, prepared.recomputed)
     args = grpo_config(config, prepared.processor, prepared.weights, run_dir)
     args.gradient_checkpointing = prepared.recomputed > 0
+    if config.placement is not None and args.n_gpu > 1:
+        args._n_gpu = 1  # the other cards are the renderer's and the judge's, and transformers would put the policy on all of them
     settings, engine = engine_of(config, prepared)
     with rollouts.injected(settings, engine) if config.use_vllm else nullcontext():
         trainer = VisionGRPOTrainer(

@@ -229,9 +229,9 @@ def _refuse_early(run: Any, resume: bool) -> None:
     else:
         registry.refuse_existing(run)
         attempts.parent(run)
-    tasks.build(run.task)
+    task = tasks.build(run.task)
     for entry in run.rewards:
-        if ".py:" not in entry.function:
+        if ".py:" not in entry.function and entry.function not in task.own_rewards:
             rewards.find(entry.function)
     machine = hardware.detect()
     hardware.require(run, machine)

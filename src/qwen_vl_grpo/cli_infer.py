@@ -136,10 +136,11 @@ def _one(runs: Any, asked: list[Item], how: Any, as_json: bool, tell: Tell) -> N
     if as_json:
         print(json.dumps(records if len(records) > 1 else records[0], indent=2))
         return
+    shown = {run.run_id: run.task.shown for run in runs if run.task and run.task.shown}
     for record in records:
         if len(records) > 1:
             print(f"[{record['run_id']}]", flush=True)
-        print(record["answer"], flush=True)
+        print(shown[record["run_id"]](record) if record["run_id"] in shown else record["answer"], flush=True)
         if record["reasoning"]:
             print(f"reasoning: {record['reasoning']}", file=sys.stderr)
     names, seconds = ", ".join(record["run_id"] for record in records), sum(record["seconds"] for record in records)

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 
 from qwen_vl_grpo import config_file
 from qwen_vl_grpo.errors import ConfigError
+from qwen_vl_grpo.rendered_sections import JudgeSection, PenaltiesSection, PlacementSection, RendererSection
 from qwen_vl_grpo.sections import (
     DataSection,
     EvaluationSection,
@@ -114,6 +115,14 @@ class RunConfig(Section):
     """Supervised steps before GRPO; the warmed-up model is then the base of the run."""
     evaluation: EvaluationSection = EvaluationSection()
     """Scores on held-out rows."""
+    renderer: RendererSection | None = None
+    """What draws a completion, for a task that has it drawn; none takes the defaults."""
+    judge: JudgeSection | None = None
+    """What scores the picture; none takes the defaults."""
+    penalties: PenaltiesSection | None = None
+    """What is taken off the score of a rewritten prompt; none takes nothing off."""
+    placement: PlacementSection | None = None
+    """Where renderer and judge live; none leaves them on the policy's card."""
     tracking: TrackingSection = TrackingSection()
     """W&B, trackio, TensorBoard (docs/tracking.md)."""
     registry: RegistrySection = RegistrySection()
@@ -168,7 +177,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _held_out_rows_are_others(self) -> RunConfig:
-        one_file = self.dataset_name.endswith((".jsonl", ".parquet"))
+        one_file = self.dataset_name.endswith((".jsonl", ".parquet", ".csv", ".txt"))
         if self.evaluation.dataset_split is not None and (one_file or self.evaluation.dataset_split == self.dataset_split):
             raise ValueError(
                 "evaluation.dataset_split: would score the rows that are trained on; "

@@ -21,6 +21,18 @@ class RewardError(GrpoError):
     """A reward function cannot be found, or broke its contract."""
 
 
+class RenderError(GrpoError):
+    """A picture cannot be drawn, or what was drawn is none."""
+
+
+class JudgeError(GrpoError):
+    """A picture cannot be judged; `passing` if the same may work later."""
+
+    def __init__(self, message: str, passing: bool = False):
+        super().__init__(message)
+        self.passing = passing
+
+
 class PolicyError(GrpoError):
     """A model, its processor or its adapter cannot be loaded as asked."""
 

@@ -57,7 +57,8 @@ class White(Sequence[Image.Image]):
 def score(samples: Sequence[Sample], completions: Sequence[Sequence[str]], task: Task, rewards: Sequence[RewardFunction]) -> Scores:
     """Shares of well-formed completions (`format`) and of well-formed and right ones (`correct`), mean rewards, and n.
 
-    `official` is the share that the benchmark's published rule counts as right, where every row has one.
+    `official` is the share that the benchmark's published rule counts as right, where every row has one; `quality` the mean of the
+    task's points, where it grades.
 
     `interval` is the 95 % Wilson interval of `correct`. Several completions of one sample are not independent, so it is
     computed as if there were one completion a sample.
@@ -65,12 +66,14 @@ def score(samples: Sequence[Sample], completions: Sequence[Sequence[str]], task:
     pairs = [(sample, text) for sample, texts in zip(samples, completions, strict=True) for text in texts]
     verdicts = [task.judge(text, sample) for sample, text in pairs]
     correct = sum(verdict.correct for verdict in verdicts) / len(pairs)
+    quality = [verdict.quality for verdict in verdicts if verdict.quality is not None]
     official = [verdict.official for verdict in verdicts if verdict.official is not None]
     return {
         "correct": round(correct, 4),
         "interval": wilson(correct, len(samples)),
         "format": round(sum(verdict.format for verdict in verdicts) / len(pairs), 4),
         **({"official": round(sum(official) / len(pairs), 4)} if len(official) == len(pairs) else {}),
+        **({"quality": round(sum(quality) / len(quality), 4)} if quality else {}),
         "n": len(pairs),
         "rows": len(samples),
         "rewards": {reward.__name__: mean_reward(reward, pairs) for reward in rewards},
@@ -103,6 +106,6 @@ def flat(scores: dict[str, Scores]) -> dict[str, float]:
     """Scores as metrics for a tracker: `eval_greedy/correct`, `eval_sampled/rewards/<name>`, …"""
     metrics = {}
     for kind, values in scores.items():
-        metrics |= {f"eval_{kind}/{name}": values[name] for name in ("correct", "format", "official") if name in values}
+        metrics |= {f"eval_{kind}/{name}": values[name] for name in ("correct", "format", "official", "quality") if name in values}
         metrics |= {f"eval_{kind}/rewards/{name}": value for name, value in values["rewards"].items() if value is not None}
     return metrics

@@ -156,7 +156,19 @@ def describe(machine: Hardware) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Installed versions of the packages that decide a run's numbers."""
-    names = ("torch", "torchvision", "transformers", "trl", "peft", "accelerate", "datasets", "vllm", "huggingface_hub", "wandb")
+    names = (
+        "torch",
+        "torchvision",
+        "transformers",
+        "trl",
+        "peft",
+        "accelerate",
+        "datasets",
+        "diffusers",
+        "vllm",
+        "huggingface_hub",
+        "wandb",
+    )
     found = {}
     for name in names:
         try:

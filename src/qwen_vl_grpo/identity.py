@@ -20,6 +20,15 @@ HARMLESS_KEYS = (
     "registry.public",
     "vllm_server_base_url",
     "vllm_server_weights",
+    "renderer.batch_size",
+    "renderer.offload",
+    "renderer.compile",
+    "judge.concurrency",
+    "judge.attempts",
+    "judge.most_failures",
+    "judge.cache",
+    "judge.replay",
+    "placement",
 )
 """Keys, with their section, that may differ between a run and its resumption."""
 
@@ -41,7 +50,7 @@ def _telling(config: RunConfig) -> dict[str, Any]:
         *sections, key = dotted.split(".")
         inner = content
         for section in sections:
-            inner = inner.get(section, {})
+            inner = inner.get(section) or {}
         inner.pop(key, None)
     return content
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from qwen_vl_grpo.errors import JudgeError, RenderError
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -44,6 +46,8 @@ class Verdict:
     correct: bool
     official: bool | None = None
     """What the benchmark's published rule says of the same completion; None where there is no such rule."""
+    quality: float | None = None
+    """Points of a task that grades its completions; None for one that does not."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,12 @@ class Task:
     examples: Callable[[Sample], tuple[str, list[str]]] | None = None
     """One completion that solves a sample and some that nearly do (`grpo validate` tries them); raises DataError for an answer that
     no completion can give."""
+    own_rewards: Mapping[str, Callable[[Any], RewardFunction]] = field(default_factory=dict)
+    """Rewards that are made from the whole run config, by the name under which `rewards:` may list them."""
+    told: Callable[[str, str], dict[str, Any]] | None = None
+    """What a question and its completion come to, over the usual fields of an answer's record; None for reasoning and answer tags."""
+    shown: Callable[[Mapping[str, Any]], str] | None = None
+    """A record of an answer as a person reads it on the terminal; None shows the answer alone."""
 
 
 class Generate(Protocol):
@@ -69,6 +79,57 @@ class Generate(Protocol):
 
     def __call__(self, samples: Sequence[Sample], count: int, temperature: float) -> list[list[str]]:
         """Return `count` completions for each sample; temperature 0 is greedy. The end-of-turn token is not part of the text."""
+        ...
+
+
+@dataclass(frozen=True)
+class RenderRequest:
+    """One picture that is wanted: what a person asked for, what the policy made of it, and the noise to begin from."""
+
+    original: str
+    completion: str
+    seed: int
+    size: tuple[int, int] | None = None
+    """Width and height in pixels; None takes the renderer's own."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a judge says of one picture: `score` from 0 to 1, and the raw values that it comes from."""
+
+    score: float
+    details: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+
+
+class ImageGenerator(Protocol):
+    """A frozen model that draws; loaded on first use."""
+
+    identity: str
+    """Everything that decides a picture beside the request: name, weights, revision, settings."""
+    batch_size: int
+
+    def render(self, requests: Sequence[RenderRequest]) -> list[Image | RenderError]:
+        """Draw requests of one size, at most `batch_size` of them; the same request gives the same picture. What cannot be drawn, or
+        is no picture (blank, not a number), is a RenderError in its place."""
+        ...
+
+    def rest(self) -> None:
+        """The step's last picture is drawn: give memory back, if the config says so."""
+        ...
+
+
+class Judge(Protocol):
+    """Something that scores pictures; called from threads, `concurrency` of them."""
+
+    identity: str
+    """Name, model and revision, version of its prompt, and how a score is made of its answer."""
+    batch_size: int
+    """Pictures a call."""
+    concurrency: int
+
+    def judge(self, pictures: Sequence[tuple[RenderRequest, Image]]) -> list[Judgement | JudgeError]:
+        """Score each picture for its request; what cannot be scored is a JudgeError in its place, never a score."""
         ...
 
 

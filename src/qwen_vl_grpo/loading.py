@@ -15,10 +15,10 @@ from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConf
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # pyright: ignore[reportPrivateImportUsage]
 from trl.data_utils import prepare_multimodal_messages
 
-from qwen_vl_grpo import dataset, model_card, policy, registry
+from qwen_vl_grpo import dataset, model_card, policy, registry, tasks
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError, RegistryError
-from qwen_vl_grpo.interfaces import RunCard, Sample
+from qwen_vl_grpo.interfaces import RunCard, Sample, Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +36,11 @@ class RunPolicy:
     @property
     def sha(self) -> str:
         return registry.checkpoint_sha(self.card)
+
+    @cached_property
+    def task(self) -> Task | None:
+        """The task of the run; None for someone's own, whose file may be gone by now."""
+        return tasks.build(self.config.task) if self.config.task.name in tasks.TASKS else None
 
     @cached_property
     def folder(self) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.sections import DataSection
 
 Rows = list[dict[str, Any]]
-LOCAL_SUFFIXES = (".jsonl", ".parquet")
+LOCAL_SUFFIXES = (".jsonl", ".parquet", ".csv", ".txt")
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,9 @@ class Source:
 
 
 def find(name: str, split: str, data: DataSection) -> Source:
-    """Find one part: a file, a folder with `<split>.jsonl`, `<split>.parquet` or the Hub's shards, else the Hub. Raises DataError.
+    """Find one part: a file, a folder with one file a split (`<split>.jsonl`, .parquet, .csv, .txt) or the Hub's shards, else the Hub.
 
-    Pictures stay encoded. `data.limit` keeps the first rows.
+    Pictures stay encoded. `data.limit` keeps the first rows. Raises DataError.
     """
     path = Path(name)
     if path.is_dir():
@@ -45,7 +47,7 @@ def find(name: str, split: str, data: DataSection) -> Source:
     if files[0].suffix == ".parquet":
         return Source(_hash(files), lambda: [row for file in files for row in _parquet(file)][: data.limit])
     pictures = {"image", "images", data.columns.get("image"), data.columns.get("images")} - {None}
-    rows = list(_json_lines(files[0], pictures))[: data.limit]
+    rows = list(_lines(files[0], pictures))[: data.limit]
     named = [Path(item) for row in rows for key in sorted(pictures & row.keys()) for item in _listed(row[key]) if isinstance(item, str)]
     return Source(_hash([*files, *dict.fromkeys(named)]), lambda: rows)
 
@@ -58,7 +60,9 @@ def _in_folder(folder: Path, split: str) -> list[Path]:
         return shards  # a data set repository as it lies on the Hub
     there = [path for path in [*folder.iterdir(), *folder.glob("data/*")] if path.suffix in LOCAL_SUFFIXES]
     names = ", ".join(sorted({path.stem.partition("-0")[0] for path in there})) or "none"
-    raise DataError(f"{folder}: no split {split!r} (looked for {split}.jsonl and {split}.parquet); splits there: {names}")
+    raise DataError(
+        f"{folder}: no split {split!r} (looked for {', '.join(split + suffix for suffix in LOCAL_SUFFIXES)}); splits there: {names}"
+    )
 
 
 def _hash(files: list[Path]) -> str:
@@ -72,11 +76,40 @@ def _hash(files: list[Path]) -> str:
     return content.hexdigest()
 
 
-def _json_lines(path: Path, pictures: Any) -> Iterator[dict[str, Any]]:
+def _lines(path: Path, pictures: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a text file: JSON Lines, CSV with a header, or a prompt a line."""
+    encoded = path.read_bytes()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = encoded.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not UTF-8 text ({error.reason}); save it as UTF-8 JSON Lines") from None
+        number = encoded.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}: line {number} is not UTF-8 text ({error.reason}); save the file as UTF-8") from None
+    read = {".csv": _csv, ".txt": _prompts}.get(path.suffix, _json_lines)
+    for row in read(path, text):
+        yield {key: _beside(path, value) if key in pictures else value for key, value in row.items()}
+
+
+def _prompts(path: Path, text: str) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        if any(ord(sign) < 32 and sign != "\t" for sign in line):
+            raise DataError(f"{path}: line {number} holds control characters ({line.strip()[:40]!r}); each line is one prompt")
+        yield {"prompt": line.strip()}
+
+
+def _csv(path: Path, text: str) -> Iterator[dict[str, Any]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise DataError(f"{path}: line {reader.line_num} has {'more' if None in row else 'fewer'} fields than the header")
+            yield {str(key): value for key, value in row.items()}
+    except csv.Error as error:
+        raise DataError(f"{path}: line {reader.reader.line_num} is not CSV ({error})") from None
+
+
+def _json_lines(path: Path, text: str) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -86,7 +119,7 @@ def _json_lines(path: Path, pictures: Any) -> Iterator[dict[str, Any]]:
             raise DataError(f"{path}: line {number} is not JSON ({error.msg}); each line is one row") from None
         if not isinstance(row, dict):
             raise DataError(f"{path}: line {number} holds {type(row).__name__}; each line is one row, a JSON object")
-        yield {key: _beside(path, value) if key in pictures else value for key, value in row.items()}
+        yield row
 
 
 def _beside(path: Path, value: Any) -> Any:

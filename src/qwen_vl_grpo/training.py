@@ -144,7 +144,7 @@ def _train_and_score(
     if held_out:
         metrics["after"] = scores(held_out, "after")
         log.info("after: %s", _line(metrics["after"]))
-        if config.evaluation.blind:
+        if config.evaluation.blind and any(sample.images for sample in held_out):
             metrics["blind"] = evaluation.blind(held_out, task, functions, generate)
             log.info("blind (white picture): correct %.3f", metrics["blind"]["correct"])
         if config.evaluation.without_adapter:
@@ -247,5 +247,8 @@ def _publish_save(card: RunCard, config: RunConfig, run_dir: Path, step: int) ->
 
 def _line(scores: dict[str, Any]) -> str:
     return ", ".join(
-        f"{kind} correct {values['correct']:.3f} format {values['format']:.3f} (n {values['n']})" for kind, values in scores.items()
+        f"{kind} correct {values['correct']:.3f} format {values['format']:.3f}"
+        + (f" quality {values['quality']:.2f}" if "quality" in values else "")
+        + f" (n {values['n']})"
+        for kind, values in scores.items()
     )

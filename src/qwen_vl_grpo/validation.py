@@ -16,7 +16,6 @@ from qwen_vl_grpo import dataset, evaluation, policy, registry, rewards, splits,
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError, RewardError
 from qwen_vl_grpo.interfaces import RewardFunction, Sample, Task
-from qwen_vl_grpo.sections import RewardEntry
 
 FIRST = 8
 """Rows on which rewards of one's own are tried: each call may cost something."""
@@ -33,8 +32,7 @@ class Findings:
 def validate(config: RunConfig) -> Findings:
     """Check the data of a run whole instead of stopping at the first fault; raises the typed error of what cannot even be loaded."""
     task = tasks.build(config.task)
-    entries = config.rewards or tuple(RewardEntry(function=name, weight=weight) for name, weight in task.rewards)
-    weighted = [(rewards.find(entry.function), entry.weight) for entry in entries]
+    weighted = tasks.rewards(task, config) if task.examples else []  # of renderers and judges, say, nothing is asked here
     policy.check(config)
     processor = policy.load_processor(config)
     found, shown = Findings(), False

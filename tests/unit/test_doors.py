@@ -54,3 +54,12 @@ def test_the_loading_of_models_stands_where_the_documentation_puts_it(tmp_path):
     names = ["load_model", "load_processor", "adapter", "trainable_parts"]
     done = run(["-c", handed_on("model", "qwen_vl_grpo.policy", names)], tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_documented_classes_of_prompt_enhancement_stand_there_too(tmp_path):
+    for file, module, names in (
+        ("model", "qwen_vl_grpo.enhancing", ["QwenWrapper"]),
+        ("rewards", "qwen_vl_grpo.judges.clip", ["CLIPRewardCalculator"]),
+    ):
+        done = run(["-c", handed_on(file, module, names)], tmp_path)
+        assert done.returncode == 0, done.stderr

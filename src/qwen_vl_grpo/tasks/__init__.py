@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
+from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import ConfigError
-from qwen_vl_grpo.interfaces import Mode, Task
-from qwen_vl_grpo.rewards import load_function
-from qwen_vl_grpo.sections import TaskSection
-from qwen_vl_grpo.tasks import visual_reasoning
+from qwen_vl_grpo.interfaces import Mode, RewardFunction, Task
+from qwen_vl_grpo.rewards import find, load_function
+from qwen_vl_grpo.sections import RewardEntry, TaskSection
+from qwen_vl_grpo.tasks import prompt_enhancement, visual_reasoning
 
-TASKS: dict[str, Callable[[Mode], Task]] = {"visual_reasoning": visual_reasoning.build}
+TASKS: dict[str, Callable[[Mode], Task]] = {"visual_reasoning": visual_reasoning.build, "prompt_enhancement": prompt_enhancement.build}
 
 
 def build(section: TaskSection) -> Task:
@@ -35,3 +36,12 @@ def build(section: TaskSection) -> Task:
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(TASKS)}"
         raise ConfigError(f"task.name: no task is called {section.name!r}; {hint} Your own is written path/to/file.py:function")
     return TASKS[section.name](section.mode)
+
+
+def rewards(task: Task, config: RunConfig) -> list[tuple[RewardFunction, float]]:
+    """The rewards of a run with their weights: those that the config lists, else the task's. Raises RewardError for an unknown name."""
+    entries = config.rewards or tuple(RewardEntry(function=name, weight=weight) for name, weight in task.rewards)
+    return [
+        (task.own_rewards[entry.function](config) if entry.function in task.own_rewards else find(entry.function), entry.weight)
+        for entry in entries
+    ]

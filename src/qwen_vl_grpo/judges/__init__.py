@@ -1,0 +1,1 @@
+"""What scores a picture: one file a judge (interfaces.Judge), and the cache that keeps what they said."""

@@ -1,0 +1,58 @@
+"""The renderer, the judge and the cache of a run, as its sections name them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qwen_vl_grpo import index, placement
+from qwen_vl_grpo.errors import ConfigError, JudgeError
+from qwen_vl_grpo.interfaces import ImageGenerator, Judge
+from qwen_vl_grpo.judges.cache import JudgementCache
+from qwen_vl_grpo.rendered_sections import JudgeSection, PlacementSection, RendererSection
+from qwen_vl_grpo.rewards import load_function
+from qwen_vl_grpo.rewards.rendered import RenderedScores
+
+if TYPE_CHECKING:
+    import torch
+
+
+def build(rendering: RendererSection, judging: JudgeSection, placing: PlacementSection) -> RenderedScores:
+    """Put a run's parts together; nothing is loaded, and in a replay nothing but the recording has to be there.
+
+    Raises ConfigError, RenderError, JudgeError or HardwareError for a part, weights, a recording or a device that is not there.
+    """
+    only = judging.replay == "only"
+    places = placement.devices(PlacementSection()) if only else placement.apply(placing)
+    generator, judge_ = _generator(rendering, places["renderer"], not only), _judge(judging, places["judge"], not only)
+    file = Path(judging.cache) if judging.cache else index.home() / "judgements.sqlite"
+    if only and not file.is_file():
+        raise JudgeError(f"judge.replay: only: there is no recording {file}; name it with judge.cache, or make it with replay: use")
+    cache = None if judging.replay == "off" else JudgementCache(file, generator.identity, judge_.identity, required=only)
+    return RenderedScores(generator, judge_, cache, judging.attempts, replay_only=only)
+
+
+def _generator(section: RendererSection, device: torch.device, needed: bool) -> ImageGenerator:
+    if ".py:" in section.name:
+        return load_function(section.name, ConfigError)(section)
+    if section.name != "sd3":
+        raise ConfigError(f"renderer.name: there is no renderer {section.name!r}; take sd3, or path/to/file.py:function")
+    from qwen_vl_grpo.images.sd3 import StableDiffusion3
+
+    generator = StableDiffusion3(section, device)
+    if needed:
+        generator.check()
+    return generator
+
+
+def _judge(section: JudgeSection, device: torch.device, needed: bool) -> Judge:
+    if ".py:" in section.name:
+        return load_function(section.name, ConfigError)(section)
+    if section.name != "clip":
+        raise ConfigError(f"judge.name: there is no judge {section.name!r}; take clip, or path/to/file.py:function")
+    from qwen_vl_grpo.judges.clip import ClipJudge
+
+    judge_ = ClipJudge(section, device)
+    if needed:
+        judge_.check()
+    return judge_

@@ -1,0 +1,105 @@
+"""The sections of a run whose completions are drawn and judged as pictures; config.py puts them beside the others.
+
+The text under each field is its documentation: docs/configuration.md is generated from it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from qwen_vl_grpo.sections import Section
+
+
+class RendererSection(Section):
+    name: str = "sd3"
+    """What draws: `sd3` (Stable Diffusion 3), or `path/to/module.py:function` for your own (a function that gets this section and
+    returns an ImageGenerator)."""
+    model: str = "stabilityai/stable-diffusion-3-medium-diffusers"
+    """Its weights: Hub id or local folder."""
+    revision: str | None = None
+    """Hub revision of the weights. The cache of judgements is keyed by it as it is written, so pin a commit."""
+    steps: int = Field(default=28, ge=1)
+    """Denoising steps of a picture."""
+    width: int = Field(default=512, ge=16, le=4096)
+    """Pixels, unless a row has a `width` of its own."""
+    height: int = Field(default=512, ge=16, le=4096)
+    """Pixels, unless a row has a `height` of its own."""
+    guidance_scale: float = Field(default=7.0, ge=0)
+    """Classifier-free guidance; 1 or less turns it off and halves the work."""
+    negative_prompt: str = ""
+    """What guidance leads away from."""
+    t5: bool = True
+    """Load SD3's T5 encoder (9.5 GB in 16 bits). Without it whatever stands beyond 77 CLIP tokens of a completion is not seen."""
+    text_tokens: int = Field(default=256, ge=77, le=512)
+    """Tokens of a completion that T5 reads."""
+    dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
+    """Of the weights; `auto` is bfloat16 on a GPU and float32 elsewhere."""
+    batch_size: int = Field(default=4, ge=1)
+    """Pictures drawn at once; halved for the rest of the run where memory runs out."""
+    offload: Literal["none", "asleep", "model", "sequential"] = "none"
+    """`asleep` keeps all weights in host memory but while pictures are drawn; `model` moves one part of the pipeline at a time to the
+    card, `sequential` one layer at a time."""
+    compile: bool = False
+    """Compile the transformer with torch.compile: worth it for runs of hours."""
+
+
+class JudgeSection(Section):
+    name: str = "clip"
+    """What scores a picture: `clip`, or `path/to/module.py:function` for your own (a function that gets this section and
+    returns a Judge)."""
+    model: str = "openai/clip-vit-base-patch32"
+    """Its weights: Hub id or local folder."""
+    revision: str | None = None
+    """Hub revision of the weights; a part of the cache's key, as it is written."""
+    low: float = 0.15
+    """The cosine that scores 0; one that is lower scores 0, too."""
+    high: float = 0.35
+    """The cosine that scores 1; one that is higher scores 1, too."""
+    concurrency: int = Field(default=8, ge=1)
+    """Calls of a judge at once, for a judge that answers several; CLIP takes one after the other."""
+    attempts: int = Field(default=3, ge=1)
+    """How often a call is made that fails for a passing reason."""
+    most_failures: float = Field(default=0.25, ge=0, lt=1)
+    """The run stops when a larger share of a step's pictures could not be drawn or judged."""
+    cache: str | None = None
+    """File that keeps every judgement (SQLite, any number of processes and runs); none takes judgements.sqlite beside the index of runs."""
+    replay: Literal["off", "use", "only"] = "use"
+    """`use` draws and judges only what the cache does not hold; `only` draws and judges nothing, so that a recorded run needs neither
+    renderer nor judge; `off` neither reads nor writes it."""
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> JudgeSection:
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low} is not below high {self.high}; between them lie the cosines that are told apart")
+        return self
+
+
+class PenaltiesSection(Section):
+    copying: float = Field(default=0.0, ge=0)
+    """Taken off a completion that is its prompt, word for word; in proportion, one that adds less than 5 words."""
+    length: float = Field(default=0.0, ge=0)
+    """Taken off for every `longest` words beyond the first `longest`, in proportion."""
+    longest: int = Field(default=60, ge=5)
+    """Words that cost nothing; CLIP reads 77 tokens, about 60 words."""
+    painted_text: float = Field(default=0.0, ge=0)
+    """Taken off a completion that asks for words in the picture: CLIP reads them, and scores what is written instead of what is shown."""
+
+
+class PlacementSection(Section):
+    renderer: str = "auto"
+    """Device of the renderer: `auto` (this process's card, CUDA or ROCm, else MPS, else the CPU), or `cuda:1`, `mps`, `cpu`."""
+    judge: str = "auto"
+    """Device of the judge, likewise."""
+    memory_shares: dict[Literal["policy", "renderer", "judge"], float] = {}  # noqa: RUF012 - pydantic copies it
+    """Part -> the share of its card's memory that it may take; parts on one card share what they may take together."""
+    empty_cache_every: int = Field(default=5, ge=1)
+    """Steps after which the memory that torch holds and nobody uses is given back."""
+
+    @model_validator(mode="after")
+    def _shares_of_one(self) -> PlacementSection:
+        for part, share in self.memory_shares.items():
+            if not 0 < share <= 1:
+                raise ValueError(f"memory_shares: {part} takes {share} of a card; a share is above 0 and at most 1")
+        return self
