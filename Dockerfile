@@ -11,7 +11,7 @@ FROM ${CPU_BASE_IMAGE} AS cpu-base
 # An index of torch's CPU builds; PyPI's has the CUDA libraries too, 5 GB that a CPU has no use for.
 ARG TORCH_INDEX_URL
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python3 -m pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch==2.14.1 torchvision==0.29.1
+    PIP_INDEX_URL=${TORCH_INDEX_URL} python3 -m pip install torch==2.14.1 torchvision==0.29.1
 
 FROM ${BASE_IMAGE} AS installed
 ARG ACCELERATOR=rocm
