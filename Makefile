@@ -26,10 +26,14 @@ circle: .venv/.demo-ready  ## the full circle of a run_id: trained, published, w
 demo-control: .venv/.demo-ready  ## the same time spent on supervised steps instead, beside GRPO (slow; needs `make demo` of that seed)
 	$(BIN)/python -m demo.control --seed $(SEED)
 
+demo-sign: .venv/.demo-ready  ## the reward is a picture: a policy learns what to write on a sign, and a text recogniser reads it (SEED=1 …)
+	$(BIN)/python -m demo.sign --seed $(SEED)
+
 show: .venv/.demo-ready  ## the slow, learned demonstrations: three seeds and the controls
-	for seed in 0 1 2; do $(BIN)/python -m demo --seed $$seed || exit 1; done
+	for seed in 0 1 2; do $(BIN)/python -m demo --seed $$seed && $(BIN)/python -m demo.sign --seed $$seed || exit 1; done
 	$(BIN)/python -m demo.control --seed 0
 	$(BIN)/python -m demo.summary
+	$(BIN)/python -m demo.sign_page
 
 test: .venv/.dev-ready hub-clients test-vllm containers  ## every test that needs no GPU, the engine lane and the images included
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
@@ -98,8 +102,9 @@ lock: .venv/.dev-ready  ## resolve requirements/*.lock again, for every platform
 	@echo "Setting up .venv: about 3 GB to download and 6.5 GB of disk on Linux x86-64 (PyPI's torch brings the CUDA libraries), 1 GB elsewhere."
 	$(PYTHON) -m venv .venv
 
-.venv/.demo-ready: .venv/bin/python requirements/cpu.lock
+.venv/.demo-ready: .venv/bin/python requirements/cpu.lock requirements/sign.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar on -r requirements/cpu.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python -r requirements/sign.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
         (["demo", "--set", "lerning_rate=1"], "did you mean 'learning_rate'?"),
         (["demo.control", "--seed", "7"], "run_id digits-demo-s7: no such run"),
         (["demo.summary"], "run_id digits-demo: no such run"),
+        (["demo.sign_page"], "run_id sign-demo: no such run"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
