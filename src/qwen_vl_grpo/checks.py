@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from qwen_vl_grpo import environment, hardware
+from qwen_vl_grpo import environment, footprint, hardware
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import HardwareError
 from qwen_vl_grpo.findings import Finding
@@ -29,12 +29,14 @@ ROOM_GIB = 20.0
 """Free disk below which a run on a card is warned: a few checkpoints of a 7B model with their optimizer states."""
 NVIDIA_DRIVERS = {11: 450, 12: 525, 13: 580}
 """Major version of CUDA -> the oldest branch of drivers that it runs on."""
+IMAGE = Path("/opt/grpo")
+"""Where an image of this project keeps the lock that it was built from (Dockerfile)."""
 LOCKS = {"cuda": "image-cuda.lock", "rocm": "image-rocm.lock"}
 
 
 def quick(config: RunConfig, machine: Hardware, root: Path = ROOT) -> list[Finding]:
     """Everything that can be told before a run without importing torch."""
-    return [gpu(config, machine, root), *engine(config, machine), *machine_only(machine, root), outputs(config, machine), locked(machine)]
+    return [gpu(config, machine, root), *machine_only(machine, root), *engine(config, machine), outputs(config, machine), locked(machine)]
 
 
 def machine_only(machine: Hardware, root: Path = ROOT) -> list[Finding]:
@@ -52,11 +54,12 @@ def gpu(config: RunConfig, machine: Hardware, root: Path = ROOT) -> Finding:
         memory = hardware.memory_gib(machine)
         size = f", {memory:.1f} GiB" if memory else ""
         return Finding("accelerator", "ok", f"{machine.devices} x {machine.name} ({machine.kind}{size})", figures=figures)
-    needed = "fail" if config.use_vllm and config.vllm_mode == "colocate" else "warn"
+    needed = "fail" if footprint.has_engine(config) else "warn"
     if cause := unseen(root):
         return Finding("accelerator", needed, *cause, figures)
     if needed == "fail":
-        return Finding("accelerator", "fail", _refusal(config, machine), figures=figures)
+        docker = "in docker add --device=/dev/kfd --device=/dev/dri on AMD, --gpus all on NVIDIA"
+        return Finding("accelerator", "fail", _refusal(config, machine), docker if (root / ".dockerenv").exists() else "", figures)
     return Finding("accelerator", "ok", f"none ({machine.kind}, {machine.cores} cores), and the run needs none", figures=figures)
 
 
@@ -75,7 +78,7 @@ def unseen(root: Path = ROOT) -> tuple[str, str] | None:
 
 def engine(config: RunConfig, machine: Hardware) -> list[Finding]:
     """Whether vLLM fits TRL, torch and the allocator's settings; asked only where a run would start an engine here."""
-    if not config.use_vllm or config.vllm_mode != "colocate" or not machine.accelerated:
+    if not footprint.has_engine(config) or not machine.accelerated:
         return []
     if said := _refusal(config, machine):
         return [Finding("engine", "fail", said)]
@@ -151,12 +154,13 @@ def nearest(folder: Path) -> Path:
     return next(there for there in (folder.absolute(), *folder.absolute().parents) if there.is_dir())
 
 
-def locked(machine: Hardware, requirements: Path = PROJECT / "requirements") -> Finding:
-    """Whether the packages that are installed are those of this card's lock, and whether what the product asks for is here."""
-    lock = next((path for path in (requirements / LOCKS.get(machine.kind, ""), requirements / "cpu.lock") if path.is_file()), None)
+def locked(machine: Hardware, requirements: Path = PROJECT / "requirements", image: Path = IMAGE) -> Finding:
+    """Whether the packages that are installed are those of the image's or the card's lock, and whether what the product needs is here."""
+    locks = [*sorted(image.glob("image-*.lock")), requirements / LOCKS.get(machine.kind, "cpu.lock"), requirements / "cpu.lock"]
+    lock = next((path for path in locks if path.is_file()), None)
     if lock is None:
         return Finding("versions", "warn", f"{requirements} holds no lock to compare with", "run from a checkout")
-    asked = _requirements(requirements.parent / "requirements.txt")
+    asked = _requirements((image if lock.parent == image else requirements.parent) / "requirements.txt")
     missing = [requirement.name for requirement in asked if not _installed(requirement.name)]
     if missing:
         return Finding("versions", "fail", f"{', '.join(missing)} is not installed", "pip install -r requirements.txt in the vLLM image")

@@ -15,7 +15,8 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 def doctor(
     config: Annotated[str, typer.Option("--config", help="The run's YAML file.")] = "configs/qwen_grpo.yaml",
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set lora.r=32. Repeatable.")] = None,
-    line: Annotated[bool, typer.Option("--line", help="Only the verdict, in one line.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only what needs no torch and no network, as train and infer look first.")] = False,
+    line: Annotated[bool, typer.Option("--line", help="Only the quick part, and its verdict in one line.")] = False,
     rollouts: Annotated[
         str | None, typer.Option("--rollouts", help="Check that the engine samples this config's own policy.", metavar="CONFIG")
     ] = None,
@@ -31,7 +32,8 @@ def doctor(
     run = configs.load(config, overrides or ())
     from qwen_vl_grpo import doctor as examination
 
-    seen = examination.examine(run)
+    with _waiting():
+        seen = examination.examine(run, quick or line)
     if line:
         print(seen.line)
     elif as_json:
@@ -55,6 +57,13 @@ def _rollouts(run: Any) -> None:
 
     for when, figures in engine_check.rollouts(run).items():
         print(f"ok  {when}: " + ", ".join(f"{name.removeprefix('parity/')} {value:.2g}" for name, value in figures.items()))
+
+
+def _waiting() -> Any:
+    """Something that moves while it is measured, where there is a terminal to show it on."""
+    from rich.console import Console
+
+    return Console(stderr=True).status("looking and measuring")
 
 
 def _table(seen: Any) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from qwen_vl_grpo import checks, environment, findings, hardware
+from qwen_vl_grpo import checks, environment, findings, footprint, hardware
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.findings import Finding
 from qwen_vl_grpo.hardware import Hardware
@@ -40,9 +41,26 @@ class Examination:
         }  # fmt: skip
 
 
-def examine(config: RunConfig) -> Examination:
-    """Set the environment that this card wants and look at everything that needs no torch."""
+def examine(config: RunConfig, quick: bool = False) -> Examination:
+    """Set the environment that this card wants, look at everything that needs no torch, and measure the rest unless `quick`."""
     started = time.perf_counter()
     machine = hardware.detect()
     found = environment.settle(machine, config) + checks.quick(config, machine)
+    if not quick:
+        hardware.quiet_libraries()
+        found += measured(config, machine)
     return Examination(machine, found, time.perf_counter() - started)
+
+
+def measured(config: RunConfig, machine: Hardware) -> list[Finding]:
+    """Ask the services, then measure card, disk and engine; minutes on a card, since an engine is started."""
+    from qwen_vl_grpo import network, sleep_check
+
+    found = network.reachable(config)
+    if hardware.torch_build()[0]:
+        from qwen_vl_grpo import measuring
+
+        found += measuring.everything(machine, checks.nearest(Path(config.output_dir)))
+    if machine.accelerated and hardware.vllm_version():
+        found.append(sleep_check.sleep_mode(wanted=footprint.has_engine(config) and config.vllm_enable_sleep_mode))
+    return found

@@ -30,7 +30,7 @@ ROCM = (
     Setting(
         "VLLM_ROCM_USE_AITER",
         "0",
-        "AITER's kernels differ more from the trainer's; set 1 for speed and let `grpo doctor --rollouts` say whether they agree",
+        "AITER's faster kernels differ more from the trainer's; `grpo doctor --rollouts` says whether they agree with 1",
     ),
     Setting("NCCL_MIN_NCHANNELS", "112", "RCCL uses all links between MI300X cards only with this many channels", several=True),
 )

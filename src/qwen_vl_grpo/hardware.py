@@ -26,6 +26,8 @@ INSTINCT = {
     "0x74b5": "MI300X", "0x74b9": "MI325X", "0x74bd": "MI300X HF",
 }  # fmt: skip
 """PCI device -> the card, as vLLM's platforms/rocm.py lists them; those from 0x74b5 on are the same cards in a virtual machine."""
+FREED_SHARE = 0.5
+"""vLLM's sleep mode counts as working where it gives back at least this share of what the engine took."""
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 

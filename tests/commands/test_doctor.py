@@ -1,6 +1,7 @@
 """Covers `grpo doctor` as a user runs it: table, line, JSON and exit code, and the faults of a machine at which `grpo train` stops, too."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -32,13 +33,23 @@ def test_a_config_that_wants_vllm_is_not_ready_without_a_gpu_and_the_exit_code_s
 
 def test_the_table_and_the_json_hold_the_same_checks(workshop):
     config = workshop.config("both")
-    record = json.loads(asked(workshop, "doctor", "--json", "--config", config).stdout)
-    table = asked(workshop, "doctor", "--config", config, COLUMNS="200").stdout
+    record = json.loads(asked(workshop, "doctor", "--quick", "--json", "--config", config).stdout)
+    table = asked(workshop, "doctor", "--quick", "--config", config, COLUMNS="200").stdout
     assert record["ready"] is True
     assert [finding["name"] for finding in record["findings"]] == ["accelerator", "visible cards", "outputs", "versions"]
     for finding in record["findings"]:
-        assert f"{finding['verdict']:4}  {finding['name']}" in table
+        assert re.search(rf"^{finding['verdict']} +{finding['name']} +{re.escape(finding['found'][:40])}", table, re.MULTILINE)
     assert record["line"] in table
+
+
+def test_all_of_it_measures_and_prints_nothing_but_json(workshop):
+    done = asked(workshop, "doctor", "--json", "--config", workshop.config("whole"))
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    verdicts = {finding["name"]: finding["verdict"] for finding in record["findings"]}
+    assert {"Hub", "W&B", "bf16 matmul", "memory copy", "attention", "checkpoint disk", "video decoder"} < set(verdicts)
+    assert "fail" not in verdicts.values()
+    assert record["machine"]["kind"] == "cpu"
 
 
 def test_the_quick_part_takes_no_time_to_speak_of(workshop):
@@ -68,3 +79,8 @@ def test_a_fault_of_the_machine_is_one_sentence_before_anything_is_loaded(worksh
     assert done.returncode == 1
     assert said in shown
     assert shown.count("\n") == 1
+
+
+def test_an_answer_is_refused_on_a_machine_whose_variables_fight(workshop, finished, refused):
+    done = asked(workshop, "infer", "--run_id", finished, "--prompt", "Which digit?", CUDA_VISIBLE_DEVICES="0", HIP_VISIBLE_DEVICES="1")
+    assert "unset CUDA_VISIBLE_DEVICES on an AMD card" in refused(done)

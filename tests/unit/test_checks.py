@@ -59,8 +59,15 @@ def test_any_of_the_three_variables_counts_the_amd_cards(tree, monkeypatch, vari
     ("files", "said"),
     [
         ({"proc/driver/nvidia/version": ""}, "an NVIDIA driver runs here and no GPU is visible; add --gpus all to docker run"),
-        ({"sys/module/amdgpu/version": ""}, "add --device=/dev/kfd --device=/dev/dri to docker run"),
-        ({"sys/module/amdgpu/version": "", "dev/kfd": ""}, "add --device=/dev/kfd --device=/dev/dri to docker run"),
+        (
+            {"sys/module/amdgpu/version": ""},
+            "an AMD driver runs here and no GPU is visible; add --device=/dev/kfd --device=/dev/dri to docker run",
+        ),
+        (
+            {"sys/module/amdgpu/version": "", "dev/kfd": ""},
+            "an AMD driver runs here and no GPU is visible; add --device=/dev/kfd --device=/dev/dri to docker run",
+        ),
+        ({".dockerenv": ""}, "; in docker add --device=/dev/kfd --device=/dev/dri on AMD, --gpus all on NVIDIA"),
         ({}, "run lane: use_vllm needs an NVIDIA or AMD GPU and this machine has none (cpu, 2 cores); run it in the container"),
     ],
 )
@@ -68,7 +75,7 @@ def test_no_gpu_is_told_with_the_cause_that_shows(config_of, tree, files, said):
     root = tree(files | {"etc/hostname": ""})
     assert said in str(checks.gpu(config_of(run_id="lane", use_vllm=True), CPU, root))
     assert checks.gpu(config_of(use_vllm=True), CPU, root).verdict == "fail"
-    assert checks.gpu(config_of(use_vllm=False), CPU, root).verdict == ("warn" if len(files) else "ok")
+    assert checks.gpu(config_of(use_vllm=False), CPU, root).verdict == ("warn" if "driver" in said else "ok")
 
 
 def test_a_variable_that_hides_the_cards_is_named(config_of, tree, monkeypatch):
@@ -177,6 +184,16 @@ def test_each_card_has_a_lock_of_its_own(requirements):
     folder = requirements("", "", "cpu.lock")
     assert checks.locked(MI300X, folder).figures["lock"] == "image-rocm.lock"
     assert checks.locked(CPU, folder).figures["lock"] == "cpu.lock"
+
+
+def test_in_an_image_the_lock_that_it_was_built_from_counts(requirements, tmp_path):
+    folder = requirements("nobodys-package\n", "trl==0.1\n")
+    image = tmp_path / "image"
+    image.mkdir()
+    (image / "image-cuda.lock").write_text("")
+    (image / "requirements.txt").write_text("trl\n")
+    found = checks.locked(H200, folder, image)
+    assert (found.verdict, found.figures["lock"]) == ("ok", "image-cuda.lock")
 
 
 def test_a_checkout_without_locks_is_told(tmp_path):
