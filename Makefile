@@ -81,7 +81,7 @@ bench-runs: .venv/.dev-ready  ## how long `grpo runs` takes over 1,000 cards
 	$(BIN)/python benchmarks/listing.py
 
 bench-gpu:  ## one row of docs/rollouts.md on a GPU: make bench-gpu ROW=step-3b VOCABULARY=FOLDER/qwen.tiktoken (PYTHON has vLLM)
-	VLLM_USE_FLASHINFER_SAMPLER=0 PYTHONPATH=src:.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.gpu_rows $(ROW) --vocabulary $(VOCABULARY)
+	VLLM_USE_FLASHINFER_SAMPLER=0 PYTHONPATH=src:.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.gpu_rows $(ROW) --vocabulary '$(VOCABULARY)'
 
 setup: .venv/.dev-ready  ## make .venv with everything that demo, test and check need
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 from PIL import Image, ImageDraw
 
-from qwen_vl_grpo import dataset, doctor, parity, rollouts
+from qwen_vl_grpo import dataset, engine_check, parity, rollouts
 from qwen_vl_grpo.errors import RolloutError
 from qwen_vl_grpo.interfaces import Sample
 from qwen_vl_grpo.rollouts import FaithfulGeneration
@@ -50,7 +50,7 @@ def inject(trainer: Any, samples: list[Sample], few: list[Sample]) -> dict[str, 
             yield from published(self)
 
     said = {}
-    with doctor.moved(trainer.model):
+    with engine_check.moved(trainer.model):
         said["nothing, the policy moved"] = _verdict(trainer, samples)
         with patch.object(FaithfulGeneration, "_iter_named_params", without_adapter):
             said["an engine without the adapter"] = _verdict(trainer, samples)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import statistics
 import subprocess
 import sys
@@ -169,10 +170,20 @@ def faithful(size: str, changes: list[str]) -> dict[str, Any]:
     return found
 
 
+def doctor(_: str) -> dict[str, Any]:
+    """What `grpo doctor --json` says here, and what it says where the allocator's segments are told to grow."""
+    command, found = [sys.executable, "-m", "qwen_vl_grpo", "doctor", "--json"], {}
+    for name, variables in (("as it is", {}), ("expandable segments", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})):
+        done = subprocess.run(command, env=os.environ | variables, stdout=subprocess.PIPE, text=True, check=False)
+        found[name] = {"exit code": done.returncode} | json.loads(done.stdout)
+    return found
+
+
 SHORT = ["max_completion_length=64", "gradient_accumulation_steps=1", "learning_rate=1e-4"]
 MANY = ["gradient_accumulation_steps=16", "data.limit=128"]
 HALF = ["vllm_gpu_memory_utilization=0.5"]
 ROWS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
+    "doctor": ("", doctor),
     "step-3b": ("3b", partial(step, changes=["gradient_checkpointing=true"], rounds=5, each=2)),
     "step-7b": ("7b", partial(step, changes=HALF, rounds=5, each=2)),
     "faithful-3b": ("3b", partial(faithful, changes=SHORT)),
@@ -182,7 +193,7 @@ ROWS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "faithful-qwen3-4b": ("qwen3-4b", partial(faithful, changes=SHORT)),
     "faithful-7b": ("7b", partial(faithful, changes=[*HALF, *SHORT])),
 }
-"""Ranked: row -> the size of the policy and what is measured."""
+"""Ranked: row -> the size of the policy, if it needs one, and what is measured."""
 
 
 def main() -> None:
@@ -194,11 +205,11 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("qwen_vl_grpo").setLevel(logging.INFO)
     size, measure = ROWS[given.row]
-    if not (FOLDER / f"{size}-random/config.json").exists():
+    if size and not (FOLDER / f"{size}-random/config.json").exists():
         script = Path(__file__).with_name("random_checkpoint.py")
         command = [sys.executable, script, size, FOLDER / f"{size}-random", "--vocabulary", given.vocabulary, "--device", "cuda"]
         subprocess.run(command, check=True)
-    if not (FOLDER / "digits/train.jsonl").exists():
+    if size and not (FOLDER / "digits/train.jsonl").exists():
         from demo import digits
 
         digits.write(FOLDER / "digits")

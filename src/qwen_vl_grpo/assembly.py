@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow.compute
 import torch
+from peft import PeftModel
 from transformers import PrinterCallback, ProgressCallback, set_seed
 from trl.trainer.grpo_config import GRPOConfig
 
@@ -134,10 +135,28 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
             correction=config.importance_correction,
             checkpoint_limit=config.save_total_limit,
         )
+    if footprint.has_engine(config) and config.vllm_enable_sleep_mode and not trainer.vllm_generation.enable_sleep_mode:
+        machine = hardware.detect()
+        plan_awake(config, prepared, trainer, machine, hardware.memory_gib(machine))
     settings.moment = lambda: trainer.state.global_step
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
+
+
+def plan_awake(config: RunConfig, prepared: Prepared, trainer: Any, machine: hardware.Hardware, memory: float | None) -> None:
+    """Plan again for an engine that stays awake, since its sleep frees nothing here: more layers are recomputed, or the run is refused.
+
+    `memory` is the card's, in GiB; raises HardwareError in one sentence if the run does not fit beside the engine.
+    """
+    awake, longest = config.model_copy(update={"vllm_enable_sleep_mode": False}), max(prepared.rows["prompt_tokens"])
+    if memory is not None and not config.allow_tight_memory:
+        planning.refuse_tight(awake, memory, longest)
+    layers = layers_to_recompute(awake, longest, machine, memory)
+    log.warning("planned again with the engine awake: %d layers are recomputed, before %d", layers, prepared.recomputed)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    policy.recompute(model.get_base_model() if isinstance(model, PeftModel) else model, layers)
+    trainer.args.gradient_checkpointing = layers > 0
 
 
 def engine_of(config: RunConfig, prepared: Prepared) -> tuple[rollouts.EngineSettings, type[rollouts.FaithfulGeneration]]:

@@ -8,20 +8,20 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
-import logging
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO
+from typing import Annotated, Any, Literal
 
 import typer
 
-from qwen_vl_grpo import __version__, cli_compare, cli_infer, cli_publish, cli_runs
-from qwen_vl_grpo.cli_flags import AsJson, Debug
+from qwen_vl_grpo import __version__, cli_compare, cli_doctor, cli_infer, cli_publish, cli_runs
+from qwen_vl_grpo.cli_flags import AsJson, Debug, heed, show_log
 from qwen_vl_grpo.errors import GrpoError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(cli_runs.app, name="runs")
 app.command()(cli_compare.compare)
+app.command()(cli_doctor.doctor)
 app.command()(cli_infer.infer)
 app.command()(cli_infer.serve)
 app.command()(cli_publish.publish)
@@ -74,7 +74,7 @@ def train(
         return
     _refuse_early(run, resume)
     hardware.quiet_libraries()
-    _show_log()
+    show_log()
     from qwen_vl_grpo import training
 
     card = training.train(run, resume)
@@ -90,7 +90,7 @@ def prepare(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = No
     run = configs.load(config, overrides or ())
     task = tasks.build(run.task)
     hardware.quiet_libraries()
-    _show_log(sys.stdout)
+    show_log(sys.stdout)
     from qwen_vl_grpo import policy, splits
 
     policy.check(run)
@@ -169,26 +169,6 @@ def export(
     )
 
 
-@app.command()
-def doctor(
-    rollouts: Annotated[str, typer.Option("--rollouts", help="Check that the engine samples this config's own policy.", metavar="CONFIG")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set lora.r=32. Repeatable.")] = None,
-    debug: Debug = False,
-) -> None:
-    """Look before a run: what would go wrong on this machine, measured."""
-    from qwen_vl_grpo import config as configs
-    from qwen_vl_grpo import hardware
-
-    run = configs.load(rollouts, overrides or ())
-    hardware.require(run, hardware.detect())
-    hardware.quiet_libraries()
-    _show_log()
-    from qwen_vl_grpo import doctor as checks
-
-    for when, figures in checks.rollouts(run).items():
-        print(f"ok  {when}: " + ", ".join(f"{name.removeprefix('parity/')} {value:.2g}" for name, value in figures.items()))
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; an error that a user can mend becomes one line on stderr and exit code 1."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -216,13 +196,13 @@ def _train_group(run: Any, count: int, resume: bool, debug: bool) -> None:
     todo = seeds.left(run, count, resume)
     for first, begun in todo[:1]:
         _refuse_early(first, begun)
-    _show_log()
+    show_log()
     print(seeds.text(seeds.train(run, count, todo, debug)))
 
 
 def _refuse_early(run: Any, resume: bool) -> None:
     """Everything that can be refused without torch."""
-    from qwen_vl_grpo import attempts, hardware, planning, publishing, registry, rewards, tasks, tracking
+    from qwen_vl_grpo import attempts, checks, environment, hardware, planning, publishing, registry, rewards, tasks, tracking
 
     if resume:
         attempts.resumable(run)
@@ -234,7 +214,7 @@ def _refuse_early(run: Any, resume: bool) -> None:
         if ".py:" not in entry.function and entry.function not in task.own_rewards:
             rewards.find(entry.function)
     machine = hardware.detect()
-    hardware.require(run, machine)
+    heed(checks.quick(run, machine) + environment.settle(machine, run))
     if not run.allow_tight_memory and (memory := hardware.memory_gib(machine)):
         planning.refuse(run, memory)
         planning.refuse_occupied(run, memory, *hardware.occupied(machine))
@@ -247,14 +227,6 @@ def _load_env_file() -> None:
         from dotenv import load_dotenv
 
         load_dotenv(Path(".env"))
-
-
-def _show_log(stream: TextIO = sys.stderr) -> None:
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    handler.addFilter(logging.Filter("qwen_vl_grpo"))
-    logging.getLogger().addHandler(handler)
-    logging.getLogger("qwen_vl_grpo").setLevel(logging.INFO)
 
 
 if __name__ == "__main__":

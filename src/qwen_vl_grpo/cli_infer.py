@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 import time
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from qwen_vl_grpo.cli_flags import Debug
+from qwen_vl_grpo.cli_flags import Debug, heed, show_log
 from qwen_vl_grpo.errors import DataError
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def infer(
     debug: Debug = False,
 ) -> None:
     """Answer one question, or a file of them, with the policies of runs found by run_id; records are kept in outputs/inference/."""
-    from qwen_vl_grpo import fetching, gallery, hardware, items, registry
+    from qwen_vl_grpo import checks, environment, fetching, gallery, hardware, items, registry
 
     if video_path is not None:
         raise DataError(f"--video_path {video_path}: {items.NO_VIDEO}")
@@ -70,10 +69,12 @@ def infer(
         asked = items.Batch([items.Item("prompt", [{"role": "user", "content": prompt}], image_path or [], opened=opened)])
     else:
         asked = items.read(batch, prompt)
-    _show_log()
+    show_log()
     found = registry.select(run_id)  # after the question was read: it may bring runs from the Hub
     for card, run_dir in found:
         registry.checkpoint_folder(card, run_dir)
+    machine = hardware.detect()
+    heed(checks.machine_only(machine) + environment.settle(machine))
     hardware.quiet_libraries()
     from qwen_vl_grpo import answering, loading
 
@@ -95,12 +96,14 @@ def serve(
     debug: Debug = False,
 ) -> None:
     """Serve runs as models of an OpenAI-compatible vLLM server on 127.0.0.1, with a key."""
-    from qwen_vl_grpo import hardware, registry
+    from qwen_vl_grpo import checks, environment, hardware, registry
 
-    _show_log()
+    show_log()
     found = registry.select(",".join(run_ids))
     for card, run_dir in found:
         registry.checkpoint_folder(card, run_dir)
+    machine = hardware.detect()
+    heed(checks.machine_only(machine) + environment.settle(machine))
     hardware.quiet_libraries()
     from qwen_vl_grpo import loading, serving
 
@@ -213,10 +216,3 @@ class _bar:
         if self.bar.disable and time.monotonic() - self.said > 10:
             self.said = time.monotonic()
             print(f"{self.done} of {self.total}, {speed}", file=sys.stderr)
-
-
-def _show_log() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(logging.Filter("qwen_vl_grpo"))
-    logging.getLogger().addHandler(handler)
-    logging.getLogger("qwen_vl_grpo").setLevel(logging.INFO)

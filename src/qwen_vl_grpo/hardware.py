@@ -21,6 +21,13 @@ from qwen_vl_grpo.errors import HardwareError
 
 ROCM_MEMORY = "/sys/class/drm/card*/device/mem_info_vram_total"
 """Where the amdgpu driver tells the bytes of a card's memory; mem_info_vram_used stands beside it."""
+INSTINCT = {
+    "0x74a0": "MI300A", "0x74a1": "MI300X", "0x74a2": "MI308X", "0x74a5": "MI325X", "0x74a9": "MI300X HF",
+    "0x74b5": "MI300X", "0x74b9": "MI325X", "0x74bd": "MI300X HF",
+}  # fmt: skip
+"""PCI device -> the card, as vLLM's platforms/rocm.py lists them; those from 0x74b5 on are the same cards in a virtual machine."""
+FREED_SHARE = 0.5
+"""vLLM's sleep mode counts as working where it gives back at least this share of what the engine took."""
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
@@ -38,14 +45,15 @@ class Hardware:
         return self.kind in ("cuda", "rocm")
 
 
-def detect() -> Hardware:
-    """Look for device nodes and drivers; a few milliseconds, no torch."""
+def detect(root: Path = Path("/")) -> Hardware:
+    """Look for device nodes and drivers under `root`; a few milliseconds, no torch."""
     cores = os.cpu_count() or 1
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == "" or os.environ.get("HIP_VISIBLE_DEVICES") == ""
-    if not hidden and (nodes := glob.glob("/dev/nvidia[0-9]*")):
+    if not hidden and (nodes := list(root.glob("dev/nvidia[0-9]*"))):
         return Hardware("cuda", _visible(len(nodes), "CUDA_VISIBLE_DEVICES"), _nvidia_name(), cores)
-    if not hidden and os.path.exists("/dev/kfd") and (nodes := glob.glob("/dev/dri/renderD*")):
-        return Hardware("rocm", _visible(len(nodes), "HIP_VISIBLE_DEVICES"), "AMD GPU", cores)
+    if not hidden and (root / "dev/kfd").exists() and (nodes := list(root.glob("dev/dri/renderD*"))):
+        listed = "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+        return Hardware("rocm", _visible(len(nodes), *listed), _amd_name(root), cores)
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         return Hardware("mps", 1, "Apple GPU", cores)
     return Hardware("cpu", 0, platform.processor() or platform.machine(), cores)
@@ -197,9 +205,35 @@ def quiet_libraries() -> None:
         os.environ.setdefault(variable, value)
 
 
-def _visible(nodes: int, variable: str) -> int:
-    listed = os.environ.get(variable)
-    return len([part for part in listed.split(",") if part.strip()]) if listed else nodes
+def driver(machine: Hardware, root: Path = Path("/")) -> str:
+    """The version of the card's driver, or nothing where it does not tell."""
+    if machine.kind == "cuda":
+        return next(iter(_nvidia_smi("--query-gpu=driver_version")), "")
+    version = root / "sys/module/amdgpu/version"
+    return version.read_text().strip() if machine.kind == "rocm" and version.is_file() else ""
+
+
+def torch_build() -> tuple[str, str]:
+    """What torch was built for, `cuda`, `hip` or `cpu`, and of which version; read from its files, nothing is imported."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None or not (stated := Path(found.origin).with_name("version.py")).is_file():
+        return "", ""
+    lines = re.findall(r"^(cuda|hip)\b[^=\n]*= *'([^']+)'", stated.read_text(), re.MULTILINE)
+    return lines[0] if lines else ("cpu", "")
+
+
+def _visible(nodes: int, *variables: str) -> int:
+    listed = next((listed for variable in variables if (listed := os.environ.get(variable))), "")
+    return len([part for part in listed.split(",") if part.strip()]) or nodes
+
+
+def _amd_name(root: Path) -> str:
+    """The name of the first card that has a node here; the sysfs of a container shows the host's other cards, too."""
+    for node in sorted(root.glob("dev/dri/renderD*")):
+        device = root / "sys/class/drm" / node.name / "device/device"
+        if device.is_file() and (card := INSTINCT.get(device.read_text().strip().lower())):
+            return f"AMD Instinct {card}"
+    return "AMD GPU"
 
 
 def _nvidia_name() -> str:

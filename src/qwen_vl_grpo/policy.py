@@ -6,6 +6,7 @@ import importlib.util
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ def recompute(model: Any, layers: int) -> None:
     recomputed and differentiated at every step for nothing. Checkpoints that are not reentrant need no such mark. The first
     layers are the ones to recompute: by the time the backward pass reaches them, what the later ones kept is gone.
     """
-    published = model.gradient_checkpointing_enable
+    published = partial(type(model).gradient_checkpointing_enable, model)  # the class's, so that another number may be set later
     keep = list(model.get_decoder().layers)[layers:]
 
     def enable(gradient_checkpointing_kwargs: Any = None, **named: Any) -> None:

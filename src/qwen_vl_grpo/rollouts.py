@@ -27,11 +27,9 @@ from trl.generation.vllm_generation import VLLMGeneration, extract_logprobs
 from trl.trainer import grpo_trainer
 
 from qwen_vl_grpo.errors import EngineError, GrpoError, HardwareError, RolloutError
+from qwen_vl_grpo.hardware import FREED_SHARE
 
 log = logging.getLogger("qwen_vl_grpo")
-
-FREED_SHARE = 0.5
-"""Sleep counts as working where it gives back at least this share of what the engine took."""
 
 HOT = 2.0
 """The highest temperature that vLLM takes: two seeds must draw differently from a policy that is sure of its answer, too."""

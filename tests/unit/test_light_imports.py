@@ -70,6 +70,8 @@ def test_importing_a_light_module_loads_no_heavy_library(name, tmp_path):
         ("train", "--dry_run"),
         ("plan",),
         ("plan", "--json", "--card", "24GB"),
+        ("doctor", "--line"),
+        ("doctor", "--quick", "--json"),
         ("runs",),
         ("runs", "--json"),
         ("runs", "show", "nothing"),

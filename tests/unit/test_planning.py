@@ -248,6 +248,7 @@ def on_a_gpu(monkeypatch):
     """A machine with a GPU and vLLM, as far as the early refusals look."""
     monkeypatch.setattr(hardware, "detect", lambda: Hardware("cuda", 1, "NVIDIA L4", 8))
     monkeypatch.setattr(hardware, "require", lambda config, machine: None)
+    monkeypatch.setattr(hardware, "torch_build", lambda: ("cuda", "13.0"))
     monkeypatch.setattr(hardware, "memory_gib", lambda machine: 22.0)
     monkeypatch.setattr(hardware, "occupied", lambda machine: (21.0, (7,)))
 

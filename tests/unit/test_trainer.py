@@ -1,5 +1,7 @@
 """Covers VisionGRPOTrainer on real tiny models: what TRL's own trainer fails on, and the tables of completions."""
 
+from types import SimpleNamespace
+
 import datasets
 import pandas
 import pytest
@@ -9,10 +11,12 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from qwen_vl_grpo import assembly, policy, tasks
 from qwen_vl_grpo import trainer as trainer_module
-from qwen_vl_grpo.errors import PolicyError
+from qwen_vl_grpo.errors import HardwareError, PolicyError
+from qwen_vl_grpo.hardware import Hardware
 from qwen_vl_grpo.ledger import Ledger
 from qwen_vl_grpo.trainer import TABLE_ROWS, VisionGRPOTrainer, as_text
 
+CARD = Hardware("cuda", 1, "a card", 2)
 LEARNING = ["qwen2_5_vl", "qwen3_vl"]
 SMALL = {
     "batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 4, "max_completion_length": 6, "max_steps": 1,
@@ -224,3 +228,22 @@ def test_a_run_recomputes_the_layers_that_were_settled(trainer_of, recomputed):
     flags = [layer.gradient_checkpointing for layer in trainer.model.get_decoder().layers]
     assert flags == [place < recomputed for place in range(3)]
     assert trainer.model.is_gradient_checkpointing == (recomputed > 0)
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_an_engine_that_cannot_sleep_makes_the_run_recompute_what_no_longer_fits(trainer_of, config_of, caplog, before, lora):
+    trainer = trainer_of("qwen2_5_vl", rows(1, 0), recomputed=before, lora={"enabled": lora})
+    config = config_of(model_name=trainer.model.config.name_or_path, use_vllm=True, allow_tight_memory=True, gradient_checkpointing="auto")
+    prepared = SimpleNamespace(rows={"prompt_tokens": [64]}, recomputed=before)
+    assembly.plan_awake(config, prepared, trainer, CARD, None)
+    assert f"planned again with the engine awake: 3 layers are recomputed, before {before}" in caplog.text
+    trainer.train()
+    assert [layer.gradient_checkpointing for layer in trainer.model.get_decoder().layers] == [True] * 3
+
+
+def test_a_run_that_fits_only_beside_a_sleeping_engine_is_refused_when_it_stays_awake(trainer_of, config_of):
+    trainer = trainer_of("qwen2_5_vl", rows(1, 0))
+    config = config_of(model_name=trainer.model.config.name_or_path, use_vllm=True, vllm_gpu_memory_utilization=0.98)
+    with pytest.raises(HardwareError, match=r"does not fit this card's 3\.0 GiB"):
+        assembly.plan_awake(config, SimpleNamespace(rows={"prompt_tokens": [64]}, recomputed=0), trainer, CARD, 3.0)

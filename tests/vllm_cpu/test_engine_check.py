@@ -2,13 +2,13 @@
 
 import pytest
 
-from qwen_vl_grpo import doctor, rollouts
+from qwen_vl_grpo import engine_check, rollouts
 from qwen_vl_grpo.errors import ConfigError, RolloutError
 
 
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
 def test_a_sound_engine_follows_a_policy_that_moves_and_comes_back(config_of, lora):
-    figures = doctor.rollouts(config_of(lora=lora))
+    figures = engine_check.rollouts(config_of(lora=lora))
     assert list(figures) == ["at the start", "after a sleep and a wake", "with a policy that moved", "moved back"]
     assert all(figure["parity/pictures"] < 1e-5 for figure in figures.values())
     assert figures["with a policy that moved"]["shift"] > 1e-3
@@ -22,9 +22,9 @@ def test_an_engine_that_ignores_the_adapter_is_found(config_of, monkeypatch):
 
     monkeypatch.setattr(rollouts, "merged_weights", base_only)
     with pytest.raises(RolloutError, match=r"with a policy that moved: .* weights are not the policy's"):
-        doctor.rollouts(config_of())
+        engine_check.rollouts(config_of())
 
 
 def test_a_config_without_an_engine_has_nothing_to_check(config_of):
     with pytest.raises(ConfigError, match="use_vllm is false"):
-        doctor.rollouts(config_of(use_vllm=False))
+        engine_check.rollouts(config_of(use_vllm=False))
