@@ -26,7 +26,6 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 ENV HF_HOME=/cache/huggingface VLLM_CACHE_ROOT=/cache/vllm TRITON_CACHE_DIR=/cache/triton TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
     WANDB_CACHE_DIR=/cache/wandb WANDB_CONFIG_DIR=/cache/wandb XDG_CACHE_HOME=/cache \
     PYTHONPATH=/workspace/src PYTHONUNBUFFERED=1
-COPY containers/verdict.py /opt/grpo/
 COPY --chmod=755 containers/entrypoint.sh containers/grpo /usr/local/bin/
 RUN mkdir -m 1777 /cache && install -d -o 1000 -g 1000 /workspace && install -d -m 1777 /workspace/outputs
 VOLUME /cache

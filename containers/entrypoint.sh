@@ -30,7 +30,7 @@ export HOME="/cache/home-$(id -u)" USER="${USER:-grpo}" LOGNAME="${LOGNAME:-grpo
 mkdir -p "$HOME" 2>/dev/null || export HOME=/tmp
 
 if [ -d /workspace/src/qwen_vl_grpo ]; then
-    python3 /opt/grpo/verdict.py >&2 || true
+    say "$(grpo doctor --line 2>&1 || true)"
 else
     say "/workspace holds no src/qwen_vl_grpo; mount a checkout of this project there, or nothing at all"
 fi
