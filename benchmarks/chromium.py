@@ -74,7 +74,11 @@ class Chromium:
 
     def open(self, page: Path) -> None:
         """Load a local file and wait until it is loaded."""
-        self.send("Page.navigate", url=page.resolve().as_uri())
+        self.visit(page.resolve().as_uri())
+
+    def visit(self, url: str) -> None:
+        """Load an address and wait until it is loaded."""
+        self.send("Page.navigate", url=url)
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._receive())
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen_vl_grpo.errors import DataError, JudgeError
-from qwen_vl_grpo.interfaces import RenderRequest, Sample, Task, Verdict
+from qwen_vl_grpo.interfaces import Judgement, RenderRequest, Sample, Task, Verdict
 from qwen_vl_grpo.rewards.rendered import RenderedScores, scores
 from qwen_vl_grpo.rewards.xml import texts
 
@@ -49,10 +49,10 @@ def sign_reward(
 
     words = [words_of(text) for text in texts(completions)]
     requests = [RenderRequest(gold, sign, seed=0) if sign else None for gold, sign in zip(answer, words, strict=True)]
-    judged = scores(signs(), requests, MOST_FAILURES, log_metric)
+    outcomes, _pictures = scores(signs(), requests, MOST_FAILURES, log_metric)
     return [
-        0.0 if request is None else None if judgement is None else judgement.score
-        for request, judgement in zip(requests, judged, strict=True)
+        0.0 if request is None else outcome.score if isinstance(outcome, Judgement) else None
+        for request, outcome in zip(requests, outcomes, strict=True)
     ]
 
 

@@ -120,7 +120,7 @@ def _from_one_base(
                 without_tower.append(run)
         loaded(time.perf_counter() - started)
         if checked := [run for run in group if run not in without_tower]:
-            yield from _answers(backend, checked, wanted, how, answered)
+            yield from records(backend, checked, wanted, how, answered)
     for run in without_tower:
         started = time.perf_counter()
         with exporting.merged(run) as copy:
@@ -164,7 +164,7 @@ def _start(name: str, group: Sequence[RunPolicy], items: Sequence[Item], how: Ho
     return VllmBackend(group, max(len(item.images) for item in items))
 
 
-def _answers(backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], how: How, answered: Container[Key]) -> Iterator[Record]:
+def records(backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], how: How, answered: Container[Key] = ()) -> Iterator[Record]:
     """Records of one group: pictures are fetched ahead, items at fault are told between the answers."""
     at_fault: deque[Record] = deque()
     asked: dict[int, tuple[Item, Record, float]] = {}

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from qwen_vl_grpo import __version__, cli_compare, cli_doctor, cli_infer, cli_publish, cli_runs
+from qwen_vl_grpo import __version__, cli_compare, cli_doctor, cli_infer, cli_publish, cli_runs, cli_studio
 from qwen_vl_grpo.cli_flags import AsJson, Debug, heed, show_log
 from qwen_vl_grpo.errors import GrpoError
 
@@ -25,6 +25,7 @@ app.command()(cli_doctor.doctor)
 app.command()(cli_infer.infer)
 app.command()(cli_infer.serve)
 app.command()(cli_publish.publish)
+app.command()(cli_studio.studio)
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a disk says that has no room."""

@@ -22,13 +22,17 @@ def evaluate(
     count: int,
     temperature: float,
     keep: Callable[[Sequence[Sample], Sequence[Sequence[str]]], None] | None = None,
+    moment: str | None = None,
 ) -> dict[str, Scores]:
-    """Score one greedy and `count` sampled completions for each sample; `keep` gets the samples and the greedy ones."""
+    """Score one greedy and `count` sampled completions for each sample; `keep` gets the samples and the greedy ones.
+
+    Rewards that keep what they made of the greedy ones do so under `moment`, the name of this evaluation.
+    """
     greedy = generate(samples, 1, 0.0)
     if keep is not None:
         keep(samples, greedy)
     return {
-        "greedy": score(samples, greedy, task, rewards),
+        "greedy": score(samples, greedy, task, rewards, moment),
         "sampled": score(samples, generate(samples, count, temperature), task, rewards),
     }
 
@@ -54,7 +58,13 @@ class White(Sequence[Image.Image]):
         return Image.new("RGB", self._images[place].size, "white")
 
 
-def score(samples: Sequence[Sample], completions: Sequence[Sequence[str]], task: Task, rewards: Sequence[RewardFunction]) -> Scores:
+def score(
+    samples: Sequence[Sample],
+    completions: Sequence[Sequence[str]],
+    task: Task,
+    rewards: Sequence[RewardFunction],
+    moment: str | None = None,
+) -> Scores:
     """Shares of well-formed completions (`format`) and of well-formed and right ones (`correct`), mean rewards, and n.
 
     `official` is the share that the benchmark's published rule counts as right, where every row has one; `quality` the mean of the
@@ -76,22 +86,23 @@ def score(samples: Sequence[Sample], completions: Sequence[Sequence[str]], task:
         **({"quality": round(sum(quality) / len(quality), 4)} if quality else {}),
         "n": len(pairs),
         "rows": len(samples),
-        "rewards": {reward.__name__: mean_reward(reward, pairs) for reward in rewards},
+        "rewards": {reward.__name__: mean_reward(reward, pairs, moment) for reward in rewards},
     }
 
 
-def mean_reward(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]]) -> float | None:
+def mean_reward(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]], moment: str | None = None) -> float | None:
     """Mean of a reward over completions, leaving out those it could not judge; None if it could judge none."""
-    scores = [value for value in judged(reward, pairs) if value is not None]
+    scores = [value for value in judged(reward, pairs, moment) if value is not None]
     return round(sum(scores) / len(scores), 4) if scores else None
 
 
-def judged(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]]) -> list[float | None]:
+def judged(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]], moment: str | None = None) -> list[float | None]:
     """A reward's score for each completion, its columns handed over as TRL does."""
     columns = {key: [sample.columns.get(key) for sample, _ in pairs] for key in {key for sample, _ in pairs for key in sample.columns}}
     columns |= {"answer": [sample.answer for sample, _ in pairs], "prompts": [sample.prompt for sample, _ in pairs]}
     columns.pop("prompt", None)
     columns.pop("completion", None)
+    columns = columns if moment is None else {"moment": moment} | columns
     return reward(completions=[[{"role": "assistant", "content": text}] for _, text in pairs], **columns)
 
 

@@ -44,15 +44,20 @@ def keep(run_dir: Path, when: str, task: Task, samples: Sequence[Sample], comple
 
 def read(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
     """The kept answers of a run, in the order of the held-out rows, and how many lines could not be read."""
+    return read_lines(run_dir / "answers.jsonl", place=int, question=str)
+
+
+def read_lines(path: Path, **kinds: Any) -> tuple[list[dict[str, Any]], int]:
+    """The lines of a file of JSON that hold these keys with values of these kinds, and how many others there are."""
     try:
-        lines = (run_dir / "answers.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return [], 0
     items = []
     for line in lines:
         try:
             item = json.loads(line)
-            if isinstance(item["place"], int) and isinstance(item["question"], str):
+            if all(isinstance(item[key], kind) for key, kind in kinds.items()):
                 items.append(item)
         except (ValueError, KeyError, TypeError):
             continue

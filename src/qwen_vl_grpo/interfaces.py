@@ -23,7 +23,8 @@ RewardFunction = Callable[..., list[float | None]]
 """f(completions=…, <data set column>=…, **kwargs) -> one score for each completion, None where it could not be judged.
 
 TRL's contract (trl 1.16, GRPOTrainer): `completions` is a list of chats, each [{"role": "assistant", "content": text}].
-In training a reward also gets `completion_ids`, `trainer_state`, `log_extra` and `log_metric`; in evaluation it does not.
+In training a reward also gets `completion_ids`, `trainer_state`, `log_extra` and `log_metric`; in evaluation it does not, and with
+greedy completions it gets `moment` instead, the name of the evaluation.
 """
 
 

@@ -11,7 +11,7 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,18 @@ def pictures(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
         small = shrunken(picture)
         made[id(picture)] = small if _trackio() else sys.modules["wandb"].Image(small)  # trackio takes no picture of W&B's
     return [[made[id(picture)] for picture in row] for row in rows]
+
+
+def log_pictures(shown: Mapping[str, Sequence[tuple[Path, str]]], step: int | None) -> None:
+    """Send pictures with their captions to W&B, under these names; without a step they belong to the last one that was logged."""
+    if (run := _wandb()) is not None and shown:
+        at = {} if step is None else {"train/global_step": step}
+
+        def send() -> None:
+            image = sys.modules["wandb"].Image
+            run.log({name: [image(str(path), caption=said) for path, said in pictures] for name, pictures in shown.items()} | at)
+
+        forgiving("W&B", send)()
 
 
 def shrunken(picture: Any) -> Any:

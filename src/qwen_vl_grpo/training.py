@@ -116,19 +116,19 @@ def _train_and_score(
     generate = _generator(config, trainer, prepared.processor)
     metrics = card.metrics
 
-    def scores(samples: list[Sample], kept_as: str | None = None) -> dict[str, Any]:
+    def scores(samples: list[Sample], moment: str, kept: bool = False) -> dict[str, Any]:
         log.info("scoring %d held-out rows: greedy, and %d sampled answers each", len(samples), config.evaluation.samples)
-        keep = partial(gallery.keep, config.run_dir, kept_as, task) if kept_as else None
-        return evaluation.evaluate(samples, task, functions, generate, config.evaluation.samples, config.temperature, keep)
+        keep = partial(gallery.keep, config.run_dir, moment, task) if kept else None
+        return evaluation.evaluate(samples, task, functions, generate, config.evaluation.samples, config.temperature, keep, moment)
 
     if held_out:
         if "before" not in metrics:
-            metrics["before"] = scores(held_out, "before")
+            metrics["before"] = scores(held_out, "before", kept=True)
             registry.write(card, config.run_dir)
         log.info("before: %s", _line(metrics["before"]))
         if config.evaluation.every:
             some = held_out[: config.evaluation.every_limit]
-            trainer.add_callback(Every(config.evaluation.every, trainer, lambda step: evaluation.flat(scores(some))))
+            trainer.add_callback(Every(config.evaluation.every, trainer, lambda step: evaluation.flat(scores(some, f"step {step}"))))
     if config.use_vllm:
         checked = [dataset.to_sample(row) for row in prepared.rows.select(range(min(parity.ROWS, len(prepared.rows))))]
         metrics["parity"] = parity.check(trainer, checked, "before the first step" if checkpoint is None else "before the run goes on")
@@ -142,14 +142,14 @@ def _train_and_score(
     metrics["train_seconds"] = round(time.perf_counter() - started, 1)
     metrics["last_step"] = ledger.last
     if held_out:
-        metrics["after"] = scores(held_out, "after")
+        metrics["after"] = scores(held_out, "after", kept=True)
         log.info("after: %s", _line(metrics["after"]))
         if config.evaluation.blind and any(sample.images for sample in held_out):
             metrics["blind"] = evaluation.blind(held_out, task, functions, generate)
             log.info("blind (white picture): correct %.3f", metrics["blind"]["correct"])
         if config.evaluation.without_adapter:
             with trainer.accelerator.unwrap_model(trainer.model).disable_adapter():
-                metrics["without_adapter"] = scores(held_out)
+                metrics["without_adapter"] = scores(held_out, "without adapter")
             log.info("without the adapter: %s", _line(metrics["without_adapter"]))
 
 

@@ -76,8 +76,12 @@ class TransformersBackend:
                         yield question, finished(ids, run.ends, length)
 
     def _take(self, run: RunPolicy) -> None:
+        layers: Any = getattr(self.model, "base_model", None)
         if run in self._names:
+            layers.enable_adapter_layers()
             self.model.set_adapter(self._names[run])
+        elif self._names:  # a base beside its adapters
+            layers.disable_adapter_layers()
 
 
 def sampled(

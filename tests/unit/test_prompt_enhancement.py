@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from demo import tiny_pictures
-from qwen_vl_grpo import evaluation, rendered_parts, tasks, training
+from qwen_vl_grpo import evaluation, rendered_gallery, rendered_parts, tasks, training
 from qwen_vl_grpo.errors import ConfigError, DataError, HardwareError, JudgeError, RenderError
 from qwen_vl_grpo.sections import DataSection, TaskSection
 from qwen_vl_grpo.tasks import prompt_enhancement
@@ -193,9 +193,10 @@ def test_a_whole_run_and_its_replay_without_renderer_and_judge(config_of, sectio
         changes = sections | {"judge": sections["judge"] | {"cache": str(tmp_path / "kept.sqlite")} | judge}
         config = config_of(
             run_id=run_id, output_dir=str(tmp_path / "runs"), model_name=checkpoint("qwen2_vl"), dataset_name=str(tmp_path / "data"),
-            dataset_split="train", evaluation={"dataset_split": "test", "samples": 2}, max_steps=2, batch_size=8, num_generations=4,
+            dataset_split="train", evaluation={"dataset_split": "test", "samples": 2, "every": 1},
+            max_steps=2, batch_size=8, num_generations=4,
             gradient_accumulation_steps=1, max_completion_length=12, learning_rate=1e-3, lora={"enabled": False},
-            tracking={"report_to": "none"}, placement={"empty_cache_every": 1}, **changes,
+            tracking={"report_to": "wandb", "mode": "offline"}, placement={"empty_cache_every": 1}, **changes,
         )  # fmt: skip
         card = training.train(config)
         lines = [json.loads(line) for line in (config.run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -209,6 +210,14 @@ def test_a_whole_run_and_its_replay_without_renderer_and_judge(config_of, sectio
     assert all(step["rendered/render_seconds"] > 0 and step["rendered/judge_seconds"] > 0 for step in steps)
     assert all(-1 <= step["judge/cosine"] <= 1 and step["rendered/failed"] == 0 for step in steps)
     assert recorded.metrics["after"]["sampled"]["quality"] >= 0 and "blind" not in recorded.metrics
+
+    folder = tmp_path / "runs/recorded"
+    lines, _ = rendered_gallery.read(folder)
+    assert [line["moment"] for line in lines if line["kind"] == "held-out"] == ["before", "step 1", "after"]
+    assert [line["moment"] for line in lines if line["kind"] == "best"] == ["step 1", "step 2"]
+    assert all(line["reward"] is None or ((folder / line["picture"]).is_file() and "cosine" in line["details"]) for line in lines)
+    sent = {path.name.split("_")[0] for path in folder.glob("wandb/*/files/media/images/gallery/*.*")}
+    assert sent == {"held-out", "best", "worst"}
 
     (parts / "sd3").rename(parts / "away-sd3")
     (parts / "clip").rename(parts / "away-clip")

@@ -92,8 +92,15 @@ def test_what_cannot_be_drawn_or_judged_has_no_score():
     critic = Critic(failing=lambda request, call: JudgeError("unreadable") if request.completion == "c" else None)
     metrics = {}
     wanted = [request("a"), request("undrawable"), request("c"), None, request("d")]
-    found = scores(RenderedScores(Painter(), critic), wanted, most_failures=0.5, log_metric=metrics.__setitem__)
-    assert [None if item is None else item.score for item in found] == [ord("a") / 255, None, None, None, ord("d") / 255]
+    found, pictures = scores(RenderedScores(Painter(), critic), wanted, most_failures=0.5, log_metric=metrics.__setitem__)
+    assert [str(getattr(item, "score", item)) for item in found] == [
+        str(ord("a") / 255),
+        "nothing to see",
+        "unreadable",
+        "None",
+        str(ord("d") / 255),
+    ]
+    assert [one.completion for one in pictures] == ["a", "c", "d"]
     assert metrics["rendered/failed"] == 0.5
     assert metrics["rendered/empty"] == 0.2
 

@@ -56,7 +56,7 @@ def side_by_side(runs: Sequence[Run]) -> tuple[list[Item], str]:
             question, gold = kept["question"], text(kept.get("gold", ""))
             key = (*data, name, question, gold)
             if key not in items:
-                items[key] = Item(name, question, gold, *_pictures(run.folder, kept.get("pictures")))
+                items[key] = Item(name, question, gold, *pictures_of(run.folder, kept.get("pictures")))
             given = {when: _answer(kept[when]) for when in ("before", "after") if isinstance(at(kept, when, "completion"), str)}
             items[key].answers[index] = given
     if not items:
@@ -82,7 +82,7 @@ def since(runs: Sequence[Run]) -> list[Item]:
             continue
         key = (name, *map(text, (record.get("item"), record.get("prompt"), record.get("image_sha256"))))
         if key not in items:
-            items[key] = Item(key[1], key[2], "", *_pictures(journal.folder(), kept))
+            items[key] = Item(key[1], key[2], "", *pictures_of(journal.folder(), kept))
         given = Answer(*_parts(completion, f"{name}.jsonl"), "" if record.get("well_formed") is True else "not well-formed")
         items[key].answers[numbers[record["run_id"], record["sha"]]] = {text(record.get("time"))[:10]: given}
     return _answered_by_most(items)[0]
@@ -105,7 +105,8 @@ def _parts(completion: str, file: str) -> tuple[str, str]:
     return answers.parts(completion)[1], shown
 
 
-def _pictures(folder: Path, names: Any) -> tuple[list[str], list[str]]:
+def pictures_of(folder: Path, names: Any) -> tuple[list[str], list[str]]:
+    """Kept pictures as data URIs, and the names of those that are not there."""
     shown, missing = [], []
     for name in names if isinstance(names, list) else []:
         kind = PICTURE.fullmatch(name) if isinstance(name, str) else None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qwen_vl_grpo import registry
-from qwen_vl_grpo.report import answered, curves, tables
+from qwen_vl_grpo.report import answered, curves, drawn, tables
 from qwen_vl_grpo.report.tables import Run, Score
 
 
@@ -30,6 +30,10 @@ class Comparison:
     unshown: str
     since: list[answered.Item]
     """What was asked of them after training."""
+    pictures: list[drawn.Strip]
+    """What completions to held-out prompts looked like."""
+    extremes: list[drawn.Strip]
+    """What the best and worst completions of some steps looked like."""
     notes: dict[str, list[str]]
     """What is missing or wrong -> the runs of which it holds."""
 
@@ -59,6 +63,8 @@ def of(runs: list[Run], command: str) -> Comparison:
         items=items,
         unshown=unshown,
         since=answered.since(runs),
+        pictures=drawn.held_out(runs),
+        extremes=drawn.extremes(runs),
         notes=notes,
     )
 

@@ -53,6 +53,8 @@ def page(told: Comparison) -> str:
         items=told.items,
         unshown=told.unshown,
         since=told.since,
+        pictures=told.pictures,
+        extremes=told.extremes,
         differences=told.differences,
         same=told.same,
         notes=told.notes,

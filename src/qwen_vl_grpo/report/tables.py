@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from qwen_vl_grpo import gallery, trackers
+from qwen_vl_grpo import gallery, rendered_gallery, trackers
 from qwen_vl_grpo.interfaces import RunCard
 from qwen_vl_grpo.report import curves
 
@@ -36,6 +36,8 @@ class Run:
     folder: Path
     history: curves.History
     answers: list[dict[str, Any]]
+    drawn: list[dict[str, Any]]
+    """What its completions looked like (rendered_gallery.py)."""
     notes: list[str]
     """What is missing or wrong, in words."""
 
@@ -68,14 +70,17 @@ def gather(card: RunCard, folder: Path) -> Run:
     """Read what lies beside a card."""
     history = curves.read(folder / "metrics.jsonl")
     answers, broken = gallery.read(folder)
+    drawn, broken_drawn = rendered_gallery.read(folder)
     notes = list(history.notes)
     if card.state != "finished":
         notes.append(f"state: {card.state}" + (f" ({card.error})" if card.error else ""))
     if broken:
         notes.append(f"{broken} lines of answers.jsonl could not be read and were passed over")
+    if broken_drawn:
+        notes.append(f"{broken_drawn} lines of {rendered_gallery.FILE} could not be read and were passed over")
     if not answers:
         notes.append("no answers to held-out questions in its folder")
-    run = Run(card, folder, history, answers, notes)
+    run = Run(card, folder, history, answers, drawn, notes)
     if not scores([run]):
         notes.append("has no scores in its card")
     notes += [f"alarm {alarm.get('name')}, from step {alarm.get('first_step')}: {alarm.get('text')}" for alarm in card.alarms]

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Outcome = Judgement | RenderError | JudgeError
 
+KEPT_SIDE = 320
+"""Pixels of the longest side of a picture that is handed back: a step may draw hundreds, and only people look at them."""
+
 
 class Judgements(Protocol):
     """A memory of judgements (judges/cache.py)."""
@@ -47,6 +50,8 @@ class Rendered:
     """Of each batch."""
     judge_seconds: list[float]
     """Of each call, waiting for another attempt included."""
+    pictures: dict[RenderRequest, Image]
+    """Small copies of what was drawn; what was remembered has none."""
 
 
 @dataclass
@@ -73,6 +78,7 @@ class RenderedScores:
         remembered = sum(request in outcomes for request in requests)
         render_seconds: list[float] = []
         judge_seconds: list[float] = []
+        small: dict[RenderRequest, Image] = {}
         if missing and self.replay_only:
             raise JudgeError(
                 f"judge.replay: only: {len(missing)} of {len(wanted)} completions were never judged under these settings, the first "
@@ -90,6 +96,7 @@ class RenderedScores:
                     for start in range(0, len(pictures), self.judge.batch_size):
                         part = pictures[start : start + self.judge.batch_size]
                         calls.append(pool.submit(self._judged, part, judge_seconds))
+                    small |= {request: _small(image) for request, image in pictures}
                 if missing:
                     self.generator.rest()
                 for call in calls:
@@ -98,7 +105,7 @@ class RenderedScores:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         in_order = [outcomes[request] for request in requests]
-        return Rendered(in_order, remembered, time.perf_counter() - started, render_seconds, judge_seconds)
+        return Rendered(in_order, remembered, time.perf_counter() - started, render_seconds, judge_seconds, small)
 
     def _judged(self, pictures: Sequence[tuple[RenderRequest, Image]], seconds: list[float]) -> list[tuple[RenderRequest, Outcome]]:
         """Judge some pictures and remember what was said, in a thread; what failed in passing is tried again."""
@@ -130,6 +137,12 @@ class RenderedScores:
             return [error] * len(pictures)
 
 
+def _small(image: Image) -> Image:
+    copy = image.copy()  # the judge reads the whole one, in its thread
+    copy.thumbnail((KEPT_SIDE, KEPT_SIDE))
+    return copy
+
+
 def batches(requests: Sequence[RenderRequest], size: int) -> Iterator[list[RenderRequest]]:
     """Requests of one picture size each, at most `size` at once, in order of first appearance."""
     by_size: dict[Any, list[RenderRequest]] = {}
@@ -147,10 +160,10 @@ def seed_of(run_seed: int, original: str) -> int:
 
 def scores(
     score: RenderedScores, requests: Sequence[RenderRequest | None], most_failures: float, log_metric: Callable[..., Any] | None = None
-) -> list[Judgement | None]:
-    """Judge requests and log how long each part took and what failed; None for a request that has no picture or no judgement.
+) -> tuple[list[Outcome | None], Mapping[RenderRequest, Image]]:
+    """Judge requests and log how long each part took and what failed; returns what each came to, and small copies of what was drawn.
 
-    A request of None is a completion without anything to draw. Raises RenderError or JudgeError if a larger share than
+    A request of None is a completion without anything to draw, and comes to None. Raises RenderError or JudgeError if a larger share than
     `most_failures` of the others fails.
     """
     asked = [request for request in requests if request is not None]
@@ -179,5 +192,4 @@ def scores(
             f"the first: {failed[0]}"
         )
     outcomes = iter(rendered.outcomes)
-    found = [None if request is None else next(outcomes) for request in requests]
-    return [outcome if isinstance(outcome, Judgement) else None for outcome in found]
+    return [None if request is None else next(outcomes) for request in requests], rendered.pictures

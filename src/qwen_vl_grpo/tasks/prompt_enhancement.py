@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from qwen_vl_grpo import enhancement, placement, rendered_parts
 from qwen_vl_grpo.errors import ConfigError, DataError
-from qwen_vl_grpo.interfaces import Mode, RenderRequest, RewardFunction, Sample, Task, Verdict
+from qwen_vl_grpo.interfaces import Judgement, Mode, RenderRequest, RewardFunction, Sample, Task, Verdict
+from qwen_vl_grpo.rendered_gallery import Entry, RenderedGallery
 from qwen_vl_grpo.rendered_sections import JudgeSection, PenaltiesSection, PlacementSection, RendererSection
 from qwen_vl_grpo.rewards.rendered import scores, seed_of
 from qwen_vl_grpo.rewards.xml import texts
@@ -95,6 +96,7 @@ def rendered_reward(config: RunConfig) -> RewardFunction:
     judging = config.judge or JudgeSection()
     placing, penalties = config.placement or PlacementSection(), config.penalties or PenaltiesSection()
     score = rendered_parts.build(config.renderer or RendererSection(), judging, placing)
+    kept = RenderedGallery(config.run_dir, config.max_steps)
 
     def rendered_reward(
         completions: Sequence[Any],
@@ -104,6 +106,7 @@ def rendered_reward(config: RunConfig) -> RewardFunction:
         log_metric: Callable[..., Any] | None = None,
         log_extra: Callable[..., Any] | None = None,
         trainer_state: Any = None,
+        moment: str | None = None,
         **_: Any,
     ) -> list[float | None]:
         rewritten = [enhancement.enhanced(text) for text in texts(completions)]
@@ -114,7 +117,8 @@ def rendered_reward(config: RunConfig) -> RewardFunction:
             RenderRequest(original, text, seed_of(config.seed, original), size) if text else None  # type: ignore[arg-type]
             for original, text, size in zip(original_prompt, rewritten, sizes, strict=True)
         ]
-        judged = scores(score, requests, judging.most_failures, log_metric)
+        outcomes, pictures = scores(score, requests, judging.most_failures, log_metric)
+        judged = [outcome if isinstance(outcome, Judgement) else None for outcome in outcomes]
         off = [penalty(penalties, original, text) for original, text in zip(original_prompt, rewritten, strict=True)]
         if log_metric is not None:
             log_metric("rendered/penalty", sum(off) / len(off))
@@ -123,7 +127,13 @@ def rendered_reward(config: RunConfig) -> RewardFunction:
             log_extra("cosine", [judgement and judgement.details.get("cosine") for judgement in judged])
         if trainer_state is not None and trainer_state.global_step % placing.empty_cache_every == 0:
             placement.release()
-        return [None if judgement is None else judgement.score - less for judgement, less in zip(judged, off, strict=True)]
+        rewards = [None if judgement is None else judgement.score - less for judgement, less in zip(judged, off, strict=True)]
+        entries = list(map(Entry, original_prompt, rewritten, requests, outcomes, rewards))
+        if trainer_state is not None:
+            kept.keep_step(trainer_state.global_step + 1, entries, pictures)
+        elif moment is not None:
+            kept.keep_held_out(moment, entries, pictures)
+        return rewards
 
     return rendered_reward
 

@@ -1,0 +1,118 @@
+"""What a run's completions looked like, kept for people: the same held-out prompts at every evaluation, and each step's best and worst.
+
+Kept are small copies, and only of what was drawn in this run: a judgement from the cache has no picture unless the run has drawn it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwen_vl_grpo import gallery, hardware, tracking
+from qwen_vl_grpo.interfaces import Judgement, RenderRequest
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+log = logging.getLogger("qwen_vl_grpo")
+
+FILE = "gallery.jsonl"
+STEPS = 250
+"""Steps a run whose best and worst are kept, evenly spread: with them a gallery stays below about 20 MB, evaluations aside."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One completion as it came out."""
+
+    original: str
+    completion: str
+    """As it was drawn."""
+    request: RenderRequest | None
+    """None where there was nothing to draw."""
+    outcome: Judgement | Exception | None
+    reward: float | None
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The verdict with its reasons, or why there is none."""
+        if isinstance(self.outcome, Judgement):
+            return {"score": self.outcome.score, "details": dict(self.outcome.details), "reason": self.outcome.reason}
+        return {"score": None, "details": {}, "reason": str(self.outcome or "there was nothing to draw")}
+
+
+class RenderedGallery:
+    """gallery.jsonl and the pictures beside it, in the folder of a run; only the main process writes it."""
+
+    def __init__(self, run_dir: Path, max_steps: int):
+        self._run_dir = run_dir
+        self._every = -(-max_steps // STEPS)
+        self._drawn: dict[tuple[str, str], str] | None = None
+
+    def keep_held_out(self, moment: str, entries: Sequence[Entry], pictures: Mapping[RenderRequest, Image]) -> None:
+        """Keep the first entries of an evaluation, in the order of the held-out rows."""
+        kept = [("held-out", place, entry) for place, entry in enumerate(entries[: gallery.KEPT])]
+        self._keep(moment, None, kept, pictures)
+
+    def keep_step(self, step: int, entries: Sequence[Entry], pictures: Mapping[RenderRequest, Image]) -> None:
+        """Keep the best and the worst rewarded completion of a step; in a run of more than STEPS steps, of every second, third, …"""
+        judged = sorted((entry for entry in entries if entry.reward is not None), key=lambda entry: entry.reward or 0.0)
+        if judged and (step - 1) % self._every == 0:
+            self._keep(f"step {step}", step, [("best", 0, judged[-1]), ("worst", 0, judged[0])], pictures)
+
+    def _keep(self, moment: str, step: int | None, kept: Sequence[tuple[str, int, Entry]], pictures: Mapping[RenderRequest, Image]) -> None:
+        if not hardware.is_main_process() or not kept:
+            return
+        try:
+            lines = [
+                {"moment": moment, "kind": kind, "place": place, "original": entry.original, "completion": entry.completion}
+                | {"picture": self._picture(entry, pictures), "reward": entry.reward}
+                | entry.said
+                for kind, place, entry in kept
+            ]
+            with (self._run_dir / FILE).open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
+        except OSError as error:
+            log.warning("%s: the pictures of %s are not kept (%s)", self._run_dir / FILE, moment, error.strerror)
+            return
+        shown: dict[str, list[tuple[Path, str]]] = {}
+        for line in lines:
+            if line["picture"]:
+                shown.setdefault(f"gallery/{line['kind']}", []).append((self._run_dir / line["picture"], caption(line)))
+        tracking.log_pictures(shown, step)
+
+    def _picture(self, entry: Entry, pictures: Mapping[RenderRequest, Image]) -> str | None:
+        """The file of an entry's picture. Within a run it follows from prompt and completion alone, so one that was drawn before serves."""
+        if self._drawn is None:
+            self._drawn = {(line["original"], line["completion"]): line["picture"] for line in read(self._run_dir)[0] if line["picture"]}
+        key = entry.original, entry.completion
+        if entry.request is not None and entry.request in pictures:
+            self._drawn[key] = gallery.keep_picture(self._run_dir, pictures[entry.request])
+        return self._drawn.get(key)
+
+
+def read(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
+    """The kept lines of a run, each once, in order, and how many could not be read; a step that was done again has its last lines."""
+    lines, broken = gallery.read_lines(run_dir / FILE, moment=str, kind=str, place=int, original=str, completion=str, picture=str | None)
+    return list({(line["moment"], line["kind"], line["place"]): line for line in lines}.values()), broken
+
+
+def caption(line: Mapping[str, Any]) -> str:
+    """A kept line in words: verdict, prompt and completion."""
+    return f"{verdict(line)} | {line['original']} -> {line['completion']}"
+
+
+def verdict(line: Mapping[str, Any]) -> str:
+    """Score with the values that it comes from, the reward where it is another number, and the judge's reason."""
+    score, reward, details = line.get("score"), line.get("reward"), line.get("details")
+    if not isinstance(score, int | float):
+        return f"no score: {line.get('reason')}"
+    measured = details.items() if isinstance(details, dict) else ()
+    parts = [f"score {score:.2f}", *(f"{name} {value:.3f}" for name, value in measured if isinstance(value, int | float))]
+    if isinstance(reward, int | float) and abs(reward - score) > 0.005:
+        parts.append(f"reward {reward:.2f}")
+    return ", ".join([*parts, *([str(line["reason"])] if line.get("reason") else [])])

@@ -1,0 +1,143 @@
+"""What a run's policy and the base that it began from make of the same questions, for a person who tries them.
+
+The runs that were asked last stay in memory, since a person asks again. Where a run's completions are drawn, so are these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwen_vl_grpo import answering, loading, policy, registry, rendered_gallery, rendered_parts
+from qwen_vl_grpo.interfaces import RenderRequest, RunCard
+from qwen_vl_grpo.items import Item
+from qwen_vl_grpo.journal import Record
+from qwen_vl_grpo.loading import RunPolicy
+from qwen_vl_grpo.rendered_sections import JudgeSection, PlacementSection, RendererSection
+from qwen_vl_grpo.rewards.rendered import RenderedScores, seed_of
+from qwen_vl_grpo.transformers_backend import TransformersBackend
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+AT_ONCE = 8
+"""Answers that are written together."""
+
+
+@dataclass(frozen=True, eq=False)
+class BasePolicy(RunPolicy):
+    """What a run's GRPO began from: its base, warmed up where the run was; seen through the run's own processor and system prompt."""
+
+    @cached_property
+    def folder(self) -> Path:
+        return (self.run_dir / "warmup").resolve() if self.config.warmup else Path(self.config.model_name)
+
+    @cached_property
+    def has_adapter(self) -> bool:
+        return False
+
+    @cached_property
+    def base_key(self) -> str:
+        return RunPolicy(self.card, self.run_dir, self.config).base_key if self.beside_adapter else super().base_key
+
+    @property
+    def beside_adapter(self) -> bool:
+        return (registry.checkpoint_folder(self.card, self.run_dir) / "adapter_config.json").is_file()
+
+    @cached_property
+    def processor(self) -> Any:
+        return policy.load_processor(self.config, str(registry.checkpoint_folder(self.card, self.run_dir)))
+
+
+@dataclass(frozen=True)
+class Side:
+    """One answer: its record (answering.py), and what it looks like where the run's completions are drawn."""
+
+    record: Record
+    picture: Image | None = None
+    verdict: str = ""
+
+    @property
+    def said(self) -> str:
+        """What is known of it beside its text, in words."""
+        if self.record["error"] is not None:
+            return f"not asked: {self.record['error']}"
+        graded = [f"quality {self.record['quality']:.0f} / 5"] if "quality" in self.record else []
+        formed = "well-formed" if self.record["well_formed"] else "not well-formed"
+        return ", ".join([self.verdict or formed, *graded, f"{self.record['completion_tokens']} tokens"])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What a run's base and its policy answered to one question."""
+
+    run_id: str
+    base: Side
+    tuned: Side
+
+
+class SideBySide:
+    """Some runs, of which those that a person picks are loaded."""
+
+    def __init__(self, found: Sequence[tuple[RunCard, Path]]):
+        self._found = {card.run_id: (card, run_dir) for card, run_dir in found}
+        self._loaded: list[tuple[Any, list[RunPolicy]]] = []
+        self._picked: list[str] = []
+        self._scores: dict[str, RenderedScores] = {}
+
+    @property
+    def run_ids(self) -> list[str]:
+        return list(self._found)
+
+    def ask(self, run_ids: Sequence[str], items: Sequence[Item], how: answering.How) -> Iterator[tuple[Item, list[Pair]]]:
+        """Each question with the answers of the runs, in their order; raises the typed error of a run or a renderer that cannot be had."""
+        self._load(list(run_ids))
+        for start in range(0, len(items), AT_ONCE):
+            part = items[start : start + AT_ONCE]
+            sides: dict[tuple[str, bool, str], Side] = {}
+            for backend, group in self._loaded:
+                for tuned in (False, True):
+                    asked = [run for run in group if isinstance(run, BasePolicy) != tuned]
+                    made = list(answering.records(backend, asked, part, how)) if asked else []
+                    sides |= {(record["run_id"], tuned, record["item"]): side for record, side in zip(made, self._seen(made), strict=True)}
+            for item in part:
+                yield item, [Pair(name, sides[name, False, item.id], sides[name, True, item.id]) for name in run_ids]
+
+    def _load(self, run_ids: list[str]) -> None:
+        if run_ids == self._picked:
+            return
+        self._picked = []
+        while self._loaded:
+            self._loaded.pop()[0].close()
+        tuned = [loading.load(*self._found[name]) for name in run_ids]
+        policies = [side for run in tuned for side in (run, BasePolicy(run.card, run.run_dir, run.config))]
+        for group in loading.groups(policies):
+            backend = TransformersBackend(group, AT_ONCE)
+            self._loaded.append((backend, group))
+            for run in group:
+                if run.has_adapter:
+                    backend.check(run, answering.canary(run))
+        self._picked = run_ids
+
+    def _seen(self, made: Sequence[Record]) -> list[Side]:
+        """Draw and judge the answers of runs that learned so; the judgements are not kept, since one from the cache has no picture."""
+        sides = []
+        for record in made:
+            config = next(run.config for _, group in self._loaded for run in group if run.run_id == record["run_id"])
+            if record["error"] is not None or config.task.name != "prompt_enhancement":
+                sides.append(Side(record))
+                continue
+            if not record["answer"]:
+                sides.append(Side(record, verdict="no score: there was nothing to draw"))
+                continue
+            if record["run_id"] not in self._scores:
+                judging = (config.judge or JudgeSection()).model_copy(update={"replay": "off"})
+                self._scores[record["run_id"]] = rendered_parts.build(config.renderer or RendererSection(), judging, PlacementSection())
+            request = RenderRequest(record["prompt"], record["answer"], seed_of(config.seed, record["prompt"]))
+            rendered = self._scores[record["run_id"]]([request])
+            said = rendered_gallery.Entry(record["prompt"], record["answer"], request, rendered.outcomes[0], None).said
+            sides.append(Side(record, rendered.pictures.get(request), rendered_gallery.verdict(said)))
+        return sides
