@@ -62,9 +62,10 @@ def local(runs: SideBySide) -> Any:
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read on import
     import fastapi
     import gradio
+    from gradio.themes import Default
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])  # others are fetched
+    theme = Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])  # others are fetched
     app = gradio.mount_gradio_app(
         fastapi.FastAPI(), page(runs), "/", server_name="127.0.0.1", theme=theme, css=STYLE, footer_links=[], ssr_mode=False
     )
