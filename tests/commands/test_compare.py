@@ -22,7 +22,12 @@ def compared(workshop, finished):
         evaluation={"dataset_split": "test", "samples": 2},
     )
     assert done.returncode == 0, done.stderr
+    answers, aside = workshop.folder / "home/inference", workshop.folder / "home/asked-elsewhere"
+    if asked := answers.exists():  # by the tests before this one, in whatever order; the page would show those answers, too
+        answers.rename(aside)
     done = workshop.grpo("compare", finished, "second", "--output", "compared")
+    if asked:
+        aside.rename(answers)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), workshop.folder / "compared"
 

@@ -164,8 +164,8 @@ def test_the_page_of_a_run_loads_it_as_it_says(hub, node):
 
 def select(machine, asked, **environment):
     """What `registry.select` finds on a machine, and what it says."""
-    program = "import logging, sys; from qwen_vl_grpo import cli_infer, registry; from qwen_vl_grpo.errors import GrpoError\n"
-    program += "cli_infer._show_log()\ntry: print(*(card.run_id for card, _ in registry.select(sys.argv[1])))\n"
+    program = "import logging, sys; from qwen_vl_grpo import cli_flags, registry; from qwen_vl_grpo.errors import GrpoError\n"
+    program += "cli_flags.show_log()\ntry: print(*(card.run_id for card, _ in registry.select(sys.argv[1])))\n"
     program += "except GrpoError as error: sys.exit(f'error: {error}')"
     done = replace(machine, python_options=("-c", program)).grpo(asked, **environment)
     return done.stdout.split(), done.stderr
