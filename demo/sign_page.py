@@ -35,8 +35,8 @@ def main() -> None:
         "",
         f"The supervised warm-up imitates targets of which {RIGHT:.0%} are right, {COPIED:.0%} repeat a word of the prompt and the rest "
         "are words drawn at random. GRPO then sees nothing but the reward. Every fact is asked in six ways; a held-out prompt asks for a "
-        "known fact in a way in which that fact was never asked. Settings were chosen on the validation prompts, and the test prompts "
-        "used for the numbers below alone.",
+        "known fact in a way in which that fact was never asked. Settings were chosen on the validation prompts (the steps were raised "
+        "from 120 to 200 after that, without another look), and the test prompts used for the numbers below alone.",
         "",
         f"{rows} held-out prompts (split `{first.dataset['held_out']}`), {answers // rows} sampled answers each. Counted is what the "
         f"recogniser read. {first.hardware['machine']}, {first.hardware['cores']} cores, one thread used; the "
