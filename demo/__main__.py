@@ -19,7 +19,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +35,14 @@ console = Console(highlight=False)
 
 
 def demo_config(seed: int, overrides: list[str]) -> config.RunConfig:
-    """The demo's config for one seed, with a model and data of its own."""
-    return config.load(
-        "configs/demo/digits.yaml",
-        [
-            f"run_id={run_id(seed)}",
-            f"seed={seed}",
-            f"model_name={OUTPUTS}/base-s{seed}",
-            f"dataset_name={OUTPUTS}/digits-s{seed}",
-            f"warmup.dataset_name={OUTPUTS}/digits-s{seed}",
-            *overrides,
-        ],
-    )
+    return seeded("digits", run_id(seed), f"base-s{seed}", f"digits-s{seed}", seed, overrides)
+
+
+def seeded(name: str, run: str, base: str, data: str, seed: int, overrides: Sequence[str]) -> config.RunConfig:
+    """The config of a demonstration for one seed, with a model and data of its own."""
+    model, rows = f"{OUTPUTS}/{base}", f"{OUTPUTS}/{data}"
+    own = [f"run_id={run}", f"seed={seed}", f"model_name={model}", f"dataset_name={rows}", f"warmup.dataset_name={rows}"]
+    return config.load(f"configs/demo/{name}.yaml", [*own, *overrides])
 
 
 def run_id(seed: int) -> str:
@@ -54,19 +50,29 @@ def run_id(seed: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="make demo", description="Train, score and ask a tiny Qwen-VL policy on this CPU.")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", action="append", default=[], metavar="key=value", help="change one key of configs/demo/digits.yaml")
-    given = parser.parse_args()
-    hardware.quiet_libraries()
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("qwen_vl_grpo").setLevel(logging.INFO)
+    given = arguments("make demo", "Train, score and ask a tiny Qwen-VL policy on this CPU.", "digits")
+    speak()
     run = demo_config(given.seed, given.set)
     started = time.perf_counter()
     prepare(run, given.seed)
     card = train(run)
     show(card, time.perf_counter() - started)
     ask(run)
+
+
+def arguments(prog: str, description: str, name: str) -> argparse.Namespace:
+    """The seed of a demonstration, and changes of its config."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], metavar="key=value", help=f"change one key of configs/demo/{name}.yaml")
+    return parser.parse_args()
+
+
+def speak() -> None:
+    """Show what the product tells about its work, and nothing of the libraries."""
+    hardware.quiet_libraries()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("qwen_vl_grpo").setLevel(logging.INFO)
 
 
 def prepare(run: config.RunConfig, seed: int) -> None:

@@ -8,13 +8,8 @@ penalty teaches: not to copy the prompt. Every part but the weights is the produ
 
 from __future__ import annotations
 
-import os
-
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the demonstration is about a CPU, and its numbers are a CPU's
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads beside another busy program stall at random; one does not
-
 import json
-import logging
+import os
 import random
 import shutil
 import subprocess
@@ -24,8 +19,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from demo.__main__ import console, in_one_line
-from qwen_vl_grpo import config, hardware
+from demo.__main__ import console, in_one_line, speak  # sets the CPU first
+from qwen_vl_grpo import config
 from qwen_vl_grpo.interfaces import RunCard
 
 FOLDER = Path("outputs/demo/enhance")
@@ -40,9 +35,7 @@ COPIED = 0.6
 
 
 def main() -> None:
-    hardware.quiet_libraries()
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("qwen_vl_grpo").setLevel(logging.INFO)
+    speak()
     started = time.perf_counter()
     shutil.rmtree(FOLDER, ignore_errors=True)
     prepare()

@@ -8,9 +8,7 @@ inference are the product's own, and the judge is a real one.
 
 from __future__ import annotations
 
-import argparse
 import json
-import logging
 import os
 import random
 import resource
@@ -24,8 +22,8 @@ from typing import Any
 
 from rich.table import Table
 
-from demo.__main__ import OUTPUTS, console, in_one_line, train  # sets the CPU first
-from qwen_vl_grpo import config, hardware
+from demo.__main__ import OUTPUTS, arguments, console, in_one_line, seeded, speak, train  # sets the CPU first
+from qwen_vl_grpo import config
 from qwen_vl_grpo.interfaces import RunCard
 
 VOCABULARY = 480
@@ -33,18 +31,7 @@ VOCABULARY = 480
 
 
 def sign_config(seed: int, overrides: Sequence[str]) -> config.RunConfig:
-    """The demo's config for one seed, with a model and data of its own."""
-    return config.load(
-        "configs/demo/sign.yaml",
-        [
-            f"run_id={run_id(seed)}",
-            f"seed={seed}",
-            f"model_name={OUTPUTS}/sign-base-s{seed}",
-            f"dataset_name={OUTPUTS}/sign-s{seed}",
-            f"warmup.dataset_name={OUTPUTS}/sign-s{seed}",
-            *overrides,
-        ],
-    )
+    return seeded("sign", run_id(seed), f"sign-base-s{seed}", f"sign-s{seed}", seed, overrides)
 
 
 def run_id(seed: int) -> str:
@@ -52,13 +39,8 @@ def run_id(seed: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="make demo-sign", description="Train a tiny policy on signs that a text recogniser reads.")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", action="append", default=[], metavar="key=value", help="change one key of configs/demo/sign.yaml")
-    given = parser.parse_args()
-    hardware.quiet_libraries()
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("qwen_vl_grpo").setLevel(logging.INFO)
+    given = arguments("make demo-sign", "Train a tiny policy on signs that a text recogniser reads.", "sign")
+    speak()
     run = sign_config(given.seed, given.set)
     started = time.perf_counter()
     prepare(run, given.seed)
