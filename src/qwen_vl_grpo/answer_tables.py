@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image
 
 from qwen_vl_grpo import fetching, gallery, trackers, tracking
-from qwen_vl_grpo.errors import DataError, TrackingError
+from qwen_vl_grpo.errors import DataError, TrackingError, briefly
 from qwen_vl_grpo.interfaces import RunCard
 from qwen_vl_grpo.items import Item
 from qwen_vl_grpo.journal import Record
@@ -85,7 +85,7 @@ class Inference:
                 self._runs[card.run_id] = run
                 run.define_metric("infer/*", step_metric="infer/index")
         except Exception as error:  # wandb raises its own and others' errors alike
-            said = " ".join(str(error).split())[:200]
+            said = briefly(error)
             raise TrackingError(
                 f"--wandb: W&B did not start ({said}); leave --wandb out, or unset WANDB_API_KEY to keep it offline"
             ) from None

@@ -67,3 +67,8 @@ class HubError(GrpoError):
     def __init__(self, message: str, passing: bool = False):
         super().__init__(message)
         self.passing = passing
+
+
+def briefly(said: object) -> str:
+    """What another library said, on one line and short enough for a sentence of ours."""
+    return " ".join(str(said).split())[:200]

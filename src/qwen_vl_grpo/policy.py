@@ -18,7 +18,7 @@ from trl.data_utils import prepare_multimodal_messages
 
 from qwen_vl_grpo import hub
 from qwen_vl_grpo.config import RunConfig
-from qwen_vl_grpo.errors import PolicyError
+from qwen_vl_grpo.errors import PolicyError, briefly
 from qwen_vl_grpo.interfaces import Sample
 from qwen_vl_grpo.sections import LoraSection
 
@@ -220,4 +220,4 @@ def _quiet() -> None:
 
 
 def _reason(error: Exception, source: str) -> str:
-    return hub.denied(error, source) or " ".join(str(error).split())[:200]
+    return hub.denied(error, source) or briefly(error)

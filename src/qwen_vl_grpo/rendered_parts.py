@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qwen_vl_grpo import index, placement
 from qwen_vl_grpo.errors import ConfigError, JudgeError
@@ -33,10 +33,8 @@ def build(rendering: RendererSection, judging: JudgeSection, placing: PlacementS
 
 
 def _generator(section: RendererSection, device: torch.device, needed: bool) -> ImageGenerator:
-    if ".py:" in section.name:
-        return load_function(section.name, ConfigError)(section)
-    if section.name != "sd3":
-        raise ConfigError(f"renderer.name: there is no renderer {section.name!r}; take sd3, or path/to/file.py:function")
+    if own := _own("renderer", section, "sd3"):
+        return own
     from qwen_vl_grpo.images.sd3 import StableDiffusion3
 
     generator = StableDiffusion3(section, device)
@@ -46,13 +44,20 @@ def _generator(section: RendererSection, device: torch.device, needed: bool) -> 
 
 
 def _judge(section: JudgeSection, device: torch.device, needed: bool) -> Judge:
-    if ".py:" in section.name:
-        return load_function(section.name, ConfigError)(section)
-    if section.name != "clip":
-        raise ConfigError(f"judge.name: there is no judge {section.name!r}; take clip, or path/to/file.py:function")
+    if own := _own("judge", section, "clip"):
+        return own
     from qwen_vl_grpo.judges.clip import ClipJudge
 
     judge_ = ClipJudge(section, device)
     if needed:
         judge_.check()
     return judge_
+
+
+def _own(kind: str, section: RendererSection | JudgeSection, known: str) -> Any:
+    """The part that a function of the user's makes, or None for the known one; raises ConfigError for any other name."""
+    if ".py:" in section.name:
+        return load_function(section.name, ConfigError)(section)
+    if section.name != known:
+        raise ConfigError(f"{kind}.name: there is no {kind} {section.name!r}; take {known}, or path/to/file.py:function")
+    return None

@@ -26,7 +26,7 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration, extract_logprobs
 from trl.trainer import grpo_trainer
 
-from qwen_vl_grpo.errors import EngineError, GrpoError, HardwareError, RolloutError
+from qwen_vl_grpo.errors import EngineError, GrpoError, HardwareError, RolloutError, briefly
 from qwen_vl_grpo.hardware import FREED_SHARE
 
 log = logging.getLogger("qwen_vl_grpo")
@@ -53,7 +53,7 @@ def engine_errors(when: str) -> Iterator[None]:
     except GrpoError:
         raise
     except Exception as error:
-        told = " ".join(str(error).split())[:200]
+        told = briefly(error)
         raise EngineError(f"vLLM broke down while {when}: {type(error).__name__}{': ' if told else ''}{told}") from error
 
 

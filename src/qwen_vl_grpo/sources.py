@@ -14,7 +14,7 @@ from typing import Any
 import datasets
 
 from qwen_vl_grpo import hub
-from qwen_vl_grpo.errors import DataError
+from qwen_vl_grpo.errors import DataError, briefly
 from qwen_vl_grpo.sections import DataSection
 
 Rows = list[dict[str, Any]]
@@ -146,7 +146,7 @@ def _from_hub(name: str, split: str, data: DataSection) -> Source:
     try:
         dataset = datasets.load_dataset(name, data.subset, split=split, revision=data.revision)
     except Exception as error:  # the library raises a dozen kinds, and each is the user's to mend
-        reason = hub.denied(error, f"datasets/{name}") or " ".join(str(error).split())[:200]
+        reason = hub.denied(error, f"datasets/{name}") or briefly(error)
         raise DataError(f"dataset_name {name}, split {split}: cannot be loaded from the Hub ({reason})") from None
     assert isinstance(dataset, datasets.Dataset)
     return from_dataset(dataset, data)

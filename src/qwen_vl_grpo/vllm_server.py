@@ -21,7 +21,7 @@ from packaging.version import Version
 
 from qwen_vl_grpo import hardware, shapes
 from qwen_vl_grpo.config import RunConfig
-from qwen_vl_grpo.errors import EngineError, HardwareError, PolicyError
+from qwen_vl_grpo.errors import EngineError, HardwareError, PolicyError, briefly
 from qwen_vl_grpo.footprint import GIB
 
 GENERATE, SERVER_INFO = "/inference/v1/generate", "/server_info?config_format=json"
@@ -82,7 +82,7 @@ def _told(body: bytes) -> str:
         message = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = body.decode(errors="replace")
-    return " ".join(str(message).split())[:200]
+    return briefly(message)
 
 
 def command(config: RunConfig, options: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from qwen_vl_grpo import hub
-from qwen_vl_grpo.errors import GrpoError
+from qwen_vl_grpo.errors import GrpoError, briefly
 
 
 def check(key: str, model: str, first: str, revision: str | None, error: type[GrpoError]) -> None:
@@ -31,8 +31,4 @@ def loading(key: str, model: str, error: type[GrpoError]) -> Iterator[None]:
         yield
     except (OSError, ValueError, ImportError, RuntimeError) as cause:
         reason = hub.denied(cause, model)
-        raise error(f"{key} {model}: {reason or f'cannot be loaded ({first_line(cause)})'}") from None
-
-
-def first_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+        raise error(f"{key} {model}: {reason or f'cannot be loaded ({briefly(cause)})'}") from None

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from qwen_vl_grpo import placement, weights
-from qwen_vl_grpo.errors import RenderError
+from qwen_vl_grpo.errors import RenderError, briefly
 from qwen_vl_grpo.interfaces import RenderRequest
 from qwen_vl_grpo.rendered_sections import RendererSection
 
@@ -127,7 +127,7 @@ class StableDiffusion3:
                 output_type="np",
             )
         except ValueError as error:
-            raise RenderError(f"renderer {section.model}: refuses to draw ({weights.first_line(error)})") from None
+            raise RenderError(f"renderer {section.model}: refuses to draw ({briefly(error)})") from None
         return [picture(values) for values in drawn.images]
 
 
