@@ -84,6 +84,26 @@ class Generate(Protocol):
 
 
 @dataclass(frozen=True)
+class Source:
+    """A picture that a completion starts from; two are the same if their pixels are."""
+
+    sha256: str
+    image: Image = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """What a renderer sees in place of text: the policy's own hidden states of a completion (images/embeddings.py).
+
+    Two are the same if their values are, so that a judgement is remembered for these weights of the policy and no others.
+    """
+
+    sha256: str
+    states: Any = field(compare=False, repr=False)
+    """Tensor of shape (tokens, width of the policy), on the host."""
+
+
+@dataclass(frozen=True)
 class RenderRequest:
     """One picture that is wanted: what a person asked for, what the policy made of it, and the noise to begin from."""
 
@@ -92,6 +112,12 @@ class RenderRequest:
     seed: int
     size: tuple[int, int] | None = None
     """Width and height in pixels; None takes the renderer's own."""
+    sources: tuple[Source, ...] = ()
+    """Pictures that are to be edited."""
+    conditioning: Conditioning | None = None
+    """None where the renderer reads the completion as text."""
+    rubric: str = ""
+    """What a judge must know beside the prompt: a knowledge graph in JSON, for one. A part of what was asked."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,32 +34,32 @@ def build(rendering: RendererSection, judging: JudgeSection, placing: PlacementS
     return RenderedScores(generator, judge_, cache, judging.attempts, replay_only=only)
 
 
-def _generator(section: RendererSection, device: torch.device, needed: bool) -> ImageGenerator:
-    if own := _own("renderer", section, "sd3"):
-        return own
-    from qwen_vl_grpo.images.sd3 import StableDiffusion3
+GENERATORS = {"sd3": "images.sd3:StableDiffusion3"}
+"""Name -> the class that draws; it is made of the section and its device."""
 
-    generator = StableDiffusion3(section, device)
-    if needed:
-        generator.check()
-    return generator
+JUDGES = {"clip": "judges.clip:ClipJudge"}
+"""Name -> the class that judges, likewise."""
+
+
+def _generator(section: RendererSection, device: torch.device, needed: bool) -> ImageGenerator:
+    return _part("renderer", section, GENERATORS, device, needed)
 
 
 def _judge(section: JudgeSection, device: torch.device, needed: bool) -> Judge:
-    if own := _own("judge", section, "clip"):
-        return own
-    from qwen_vl_grpo.judges.clip import ClipJudge
-
-    judge_ = ClipJudge(section, device)
-    if needed:
-        judge_.check()
-    return judge_
+    return _part("judge", section, JUDGES, device, needed)
 
 
-def _own(kind: str, section: RendererSection | JudgeSection, known: str) -> Any:
-    """The part that a function of the user's makes, or None for the known one; raises ConfigError for any other name."""
+def _part(kind: str, section: RendererSection | JudgeSection, known: Mapping[str, str], device: torch.device, needed: bool) -> Any:
+    """The known part of that name, with what it needs looked for if it is `needed`, or one that a function of the user's makes.
+
+    Raises ConfigError for any other name.
+    """
     if ".py:" in section.name:
         return load_function(section.name, ConfigError)(section)
-    if section.name != known:
-        raise ConfigError(f"{kind}.name: there is no {kind} {section.name!r}; take {known}, or path/to/file.py:function")
-    return None
+    if section.name not in known:
+        raise ConfigError(f"{kind}.name: there is no {kind} {section.name!r}; take {' or '.join(known)}, or path/to/file.py:function")
+    module, _, name = known[section.name].partition(":")
+    part = getattr(importlib.import_module(f"qwen_vl_grpo.{module}"), name)(section, device)  # heavy imports
+    if needed:
+        part.check()
+    return part

@@ -67,7 +67,7 @@ class JudgementCache:
     def same_picture(self, request: RenderRequest, picture: str) -> Judgement | None:
         """What this judge said of a picture (by its hash) for this prompt, whatever it was drawn from."""
         asked = "SELECT score, details, reason FROM judgements WHERE picture = ? AND judge = ? AND original = ?"
-        key = (picture, self._judge, request.original)
+        key = (picture, self._judge, _asked(request))
         row = self._do("read", lambda connection: connection.execute(asked, key).fetchone(), None)
         return _judgement(row) if row else None
 
@@ -75,7 +75,7 @@ class JudgementCache:
         """Add judgements, each with the hash of its picture; what is there already stays."""
         rows = [
             (
-                _key(request), self._renderer, self._judge, picture, request.original, request.completion, request.seed,
+                _key(request), self._renderer, self._judge, picture, _asked(request), request.completion, request.seed,
                 judgement.score, json.dumps(dict(judgement.details)), judgement.reason,
             )
             for request, picture, judgement in judged
@@ -148,8 +148,18 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
 
 
 def _key(request: RenderRequest) -> str:
-    parts = [request.original, request.completion, request.seed, request.size]
+    parts: list[Any] = [request.original, request.completion, request.seed, request.size]
+    if request.sources or request.conditioning or request.rubric:  # keys of plain requests stay what they were
+        seen = request.conditioning and request.conditioning.sha256
+        parts += [[source.sha256 for source in request.sources], seen, request.rubric]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _asked(request: RenderRequest) -> str:
+    """All that a judge is told beside the picture; a prompt without more stands as it is."""
+    if not request.sources and not request.rubric:
+        return request.original
+    return json.dumps([request.original, [source.sha256 for source in request.sources], request.rubric])
 
 
 def _code(error: sqlite3.Error) -> int:
