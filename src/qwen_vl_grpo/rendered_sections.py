@@ -5,11 +5,14 @@ The text under each field is its documentation: docs/configuration.md is generat
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from qwen_vl_grpo.sections import Section
+
+ENDPOINT_MODEL = "gpt-4o-2024-11-20"
+"""The judge of the published Complex-Edit figures."""
 
 
 class RendererSection(Section):
@@ -50,9 +53,10 @@ class JudgeSection(Section):
     """What scores a picture: `clip`, or `path/to/module.py:function` for your own (a function that gets this section and
     returns a Judge)."""
     model: str = "openai/clip-vit-base-patch32"
-    """Its weights: Hub id or local folder."""
+    """Its weights: Hub id or local folder. For a judge that is asked over HTTP the name that the endpoint knows, and
+    `gpt-4o-2024-11-20` where you give none."""
     revision: str | None = None
-    """Hub revision of the weights; a part of the cache's key, as it is written."""
+    """Hub revision of the weights; a part of the cache's key, as it is written. For an endpoint, whatever tells its weights apart."""
     low: float = 0.15
     """The cosine that scores 0; one that is lower scores 0, too."""
     high: float = 0.35
@@ -60,7 +64,7 @@ class JudgeSection(Section):
     concurrency: int = Field(default=8, ge=1)
     """Calls of a judge at once, for a judge that answers several; CLIP takes one after the other."""
     attempts: int = Field(default=3, ge=1)
-    """How often a call is made that fails for a passing reason."""
+    """How often a question is put whose answer fails for a passing reason."""
     most_failures: float = Field(default=0.25, ge=0, lt=1)
     """The run stops when a larger share of a step's pictures could not be drawn or judged."""
     cache: str | None = None
@@ -68,6 +72,48 @@ class JudgeSection(Section):
     replay: Literal["off", "use", "only"] = "use"
     """`use` draws and judges only what the cache does not hold; `only` draws and judges nothing, so that a recorded run needs neither
     renderer nor judge; `off` neither reads nor writes it."""
+    base_url: str | None = Field(default=None, pattern="^https?://")
+    """Where an endpoint answers, such as `http://127.0.0.1:8000/v1` (docs/judges.md); none takes OPENAI_BASE_URL, else OpenAI's own. It
+    receives OPENAI_API_KEY. `clip` ignores this key and all that follow."""
+    votes: int = Field(default=1, ge=1)
+    """Answers to each question of an endpoint; their mean is the score, and their spread the judge's noise."""
+    image_side: int = Field(default=1024, ge=64)
+    """Pixels of the longest side of a picture as it is sent; a larger one is shrunk."""
+    image_format: Literal["png", "jpeg"] = "png"
+    """How a picture is sent: `png` as it is, `jpeg` at quality 95 with about a fifth of the bytes."""
+    timeout: float = Field(default=60.0, gt=0)
+    """Seconds without an answer after which a request has failed."""
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Most requests in any minute, of all processes of the run together; none sets no limit."""
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Most tokens in any minute, likewise."""
+    breaker_failures: int = Field(default=10, ge=1)
+    """After so many requests in a row without any answer all fail at once, for breaker_pause seconds; then one is let through."""
+    breaker_pause: float = Field(default=30.0, gt=0)
+    """Seconds that a judge which is down is left alone."""
+    input_price: float = Field(default=0.0, ge=0)
+    """Of a million tokens that are sent, in the currency of most_cost."""
+    output_price: float = Field(default=0.0, ge=0)
+    """Of a million tokens that are answered."""
+    most_cost: float | None = Field(default=None, gt=0)
+    """The run stops when its judge has cost this much; none sets no limit."""
+    most_tokens: int | None = Field(default=None, ge=1)
+    """The run stops when its judge has used this many tokens, sent and answered."""
+    spending: str | None = None
+    """File that keeps what was spent (JSON), so that resumed runs and several processes share one budget; none counts this process."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _model_of_an_endpoint(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("name", "clip") != "clip" and ".py:" not in str(given["name"]):
+            return {"model": ENDPOINT_MODEL} | given
+        return given
+
+    @model_validator(mode="after")
+    def _a_price_for_a_budget(self) -> JudgeSection:
+        if self.most_cost is not None and not self.input_price and not self.output_price:
+            raise ValueError("most_cost needs input_price and output_price, the prices of a million tokens; most_tokens needs none")
+        return self
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> JudgeSection:

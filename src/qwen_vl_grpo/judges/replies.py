@@ -1,0 +1,67 @@
+"""What an endpoint answered, and why an answer is none: cut off, refused, filtered, or not in the form that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from qwen_vl_grpo.errors import JudgeError, briefly
+from qwen_vl_grpo.judges.questions import Question
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of an answer."""
+
+    text: str
+    likely: Mapping[str, float]
+    """Tokens that might have stood there, with their log probabilities: 20 at most, and raw ones, so renormalise over those you allow."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer. `parsed` is an instance of the question's form, None where it has none."""
+
+    text: str
+    parsed: Any = None
+    logprobs: tuple[Token, ...] = ()
+    """Empty unless they were asked for and the server gives them."""
+
+
+def read(choice: Any, question: Question) -> Reply:
+    """The reply in one choice of a completion; raises JudgeError, passing where another attempt may give one.
+
+    The choice comes from a server that may break the protocol: nothing in it is taken for granted.
+    """
+    message = getattr(choice, "message", None)
+    text, refusal = getattr(message, "content", None), getattr(message, "refusal", None)
+    reason = getattr(choice, "finish_reason", None)
+    if refusal or reason == "content_filter":
+        raise JudgeError(f"it refused ({briefly(refusal) if refusal else 'content filter'})")
+    if reason == "length":
+        raise JudgeError(f"its answer was cut off at {question.max_tokens} tokens", passing=True)
+    if reason != "stop":
+        raise JudgeError(f"its answer ended with {briefly(reason)!r}", passing=True)
+    if not isinstance(text, str) or not text.strip():
+        raise JudgeError("its answer is empty", passing=True)
+    return Reply(text, _parsed(text, question.form), _tokens(choice))
+
+
+def _parsed(text: str, form: type[BaseModel] | None) -> BaseModel | None:
+    if form is None:
+        return None
+    try:
+        return form.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        said = f"{where}: {first['msg']}" if where else first["msg"]
+        raise JudgeError(f"its answer {briefly(text)!r} is no {form.__name__} ({briefly(said)})", passing=True) from None
+
+
+def _tokens(choice: Any) -> tuple[Token, ...]:
+    content = getattr(getattr(choice, "logprobs", None), "content", None) or ()
+    return tuple(Token(one.token, {top.token: top.logprob for top in one.top_logprobs} or {one.token: one.logprob}) for one in content)
