@@ -37,7 +37,11 @@ def build(rendering: RendererSection, judging: JudgeSection, placing: PlacementS
 GENERATORS = {"sd3": "images.sd3:StableDiffusion3"}
 """Name -> the class that draws; it is made of the section and its device."""
 
-JUDGES = {"clip": "judges.clip:ClipJudge"}
+JUDGES = {
+    "clip": "judges.clip:ClipJudge",
+    "complex_edit": "judges.editing:EditJudge",
+    "mmmg": "judges.mmmg:KnowledgeJudge",
+}
 """Name -> the class that judges, likewise."""
 
 

@@ -50,8 +50,8 @@ class RendererSection(Section):
 
 class JudgeSection(Section):
     name: str = "clip"
-    """What scores a picture: `clip`, or `path/to/module.py:function` for your own (a function that gets this section and
-    returns a Judge)."""
+    """What scores a picture: `clip`, `complex_edit` (edits; alignment, quality, identity), `mmmg` (pictures that teach; what is seen of a
+    knowledge graph), or `path/to/module.py:function` for your own (a function that gets this section and returns a Judge)."""
     model: str = "openai/clip-vit-base-patch32"
     """Its weights: Hub id or local folder. For a judge that is asked over HTTP the name that the endpoint knows, and
     `gpt-4o-2024-11-20` where you give none."""
@@ -77,6 +77,11 @@ class JudgeSection(Section):
     receives OPENAI_API_KEY. `clip` ignores this key and all that follow."""
     votes: int = Field(default=1, ge=1)
     """Answers to each question of an endpoint; their mean is the score, and their spread the judge's noise."""
+    weights: dict[Literal["alignment", "quality", "identity"], float] = {"alignment": 0.6, "quality": 0.4}  # noqa: RUF012
+    """How much each grade of `complex_edit` counts in its score, divided by their sum; one that is not named is only reported."""
+    region_counter: str | None = None
+    """`path/to/module.py:function` that counts the regions of a picture for `mmmg`, as SAM 2.1 does for the benchmark (None where it
+    cannot); with it readability and the MMMG-Score are reported."""
     image_side: int = Field(default=1024, ge=64)
     """Pixels of the longest side of a picture as it is sent; a larger one is shrunk."""
     image_format: Literal["png", "jpeg"] = "png"
@@ -108,6 +113,12 @@ class JudgeSection(Section):
         if isinstance(given, dict) and given.get("name", "clip") != "clip" and ".py:" not in str(given["name"]):
             return {"model": ENDPOINT_MODEL} | given
         return given
+
+    @model_validator(mode="after")
+    def _weights_of_something(self) -> JudgeSection:
+        if min(self.weights.values(), default=0) < 0 or not 0 < sum(self.weights.values()) < float("inf"):
+            raise ValueError(f"weights {self.weights}: none may be below 0, and one must be above it")
+        return self
 
     @model_validator(mode="after")
     def _a_price_for_a_budget(self) -> JudgeSection:
