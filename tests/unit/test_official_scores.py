@@ -95,3 +95,13 @@ def test_a_text_is_an_answer_here_where_it_is_one_to_complex_edit():
         return True
 
     assert [line for line in TRIED if accepted(line) != line["accepted"]] == []
+
+
+def test_the_page_says_how_much_was_compared():
+    page = (FIXTURES.parents[1] / "docs/judges_protocols.md").read_text(encoding="utf-8")
+    answers = sum(len(edit["alignment"]) + len(edit["quality"]) for edit in EDITS)
+    for said in (f"{len(EDITS)} pictures, {answers} answers", f"{len(TRIED)} texts", f"{len(PICTURES)} answers", f"{len(PICTURES)} graphs"):
+        assert said in page
+    for head in (COMPLEX_EDIT, MMMG):
+        assert f"`{head['commit'][:7]}`" in page
+    assert f"networkx {MMMG['networkx']}" in page
