@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from qwen_vl_grpo.errors import JudgeError, briefly
+from qwen_vl_grpo.errors import briefly
+from qwen_vl_grpo.judges.failures import Failure
 from qwen_vl_grpo.judges.questions import Question
 
 
@@ -32,7 +33,7 @@ class Reply:
 
 
 def read(choice: Any, question: Question) -> Reply:
-    """The reply in one choice of a completion; raises JudgeError, passing where another attempt may give one.
+    """The reply in one choice of a completion; raises Failure, passing where another attempt may give one.
 
     The choice comes from a server that may break the protocol: nothing in it is taken for granted.
     """
@@ -40,13 +41,13 @@ def read(choice: Any, question: Question) -> Reply:
     text, refusal = getattr(message, "content", None), getattr(message, "refusal", None)
     reason = getattr(choice, "finish_reason", None)
     if refusal or reason == "content_filter":
-        raise JudgeError(f"it refused ({briefly(refusal) if refusal else 'content filter'})")
+        raise Failure(f"it refused ({briefly(refusal) if refusal else 'content filter'})")
     if reason == "length":
-        raise JudgeError(f"its answer was cut off at {question.max_tokens} tokens", passing=True)
+        raise Failure(f"its answer was cut off at {question.max_tokens} tokens", passing=True)
     if reason != "stop":
-        raise JudgeError(f"its answer ended with {briefly(reason)!r}", passing=True)
+        raise Failure(f"its answer ended with {briefly(reason)!r}", passing=True)
     if not isinstance(text, str) or not text.strip():
-        raise JudgeError("its answer is empty", passing=True)
+        raise Failure("its answer is empty", passing=True)
     return Reply(text, _parsed(text, question.form), _tokens(choice))
 
 
@@ -59,7 +60,7 @@ def _parsed(text: str, form: type[BaseModel] | None) -> BaseModel | None:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         said = f"{where}: {first['msg']}" if where else first["msg"]
-        raise JudgeError(f"its answer {briefly(text)!r} is no {form.__name__} ({briefly(said)})", passing=True) from None
+        raise Failure(f"its answer {briefly(text)!r} is no {form.__name__} ({briefly(said)})", passing=True) from None
 
 
 def _tokens(choice: Any) -> tuple[Token, ...]:
