@@ -91,6 +91,15 @@ def test_a_question_without_a_form_is_answered_in_text(server):
     assert server.asked[0].system == "You are a judge."  # nothing is said of pictures where there are none
 
 
+def test_an_answer_in_text_is_asked_for_again_until_it_can_be_read(server):
+    server.answer = in_turn("prose", "7")
+    (reply,) = endpoint(server).ask(question(form=None, read=int))
+    assert reply.parsed == 7
+    server.answer = lambda asked: "more prose"
+    with pytest.raises(JudgeError, match=r"its answer 'more prose' cannot be used \(invalid literal .*\), after 3 attempts"):
+        endpoint(server).ask(question(form=None, read=int))
+
+
 def test_text_in_a_picture_is_said_to_be_content(server):
     endpoint(server).ask(question())
     assert server.asked[0].system == f"You are a judge.\n\n{CONTENT}"
@@ -146,8 +155,8 @@ def test_a_passing_failure_is_tried_again(server, status):
         (Response(raw=b'{"choices": [null]}'), "ended with 'None'"),
         (Response(raw=GOOD["reason"].encode(), headers={"Content-Length": "99", "Connection": "close"}), "is not reached"),
         (Response(()), "holds no answer"),
-        ('{"reason": "it is r', "is no Score"),
-        ("The picture is red.", "is no Score"),
+        ('{"reason": "it is r', "cannot be used"),
+        ("The picture is red.", "cannot be used"),
         ({"reason": "", "score": "11/10"}, "score: Input should be '0', '5' or '10'"),
         ({"item": "another"}, "reason: Field required"),
         ("", "is empty"),

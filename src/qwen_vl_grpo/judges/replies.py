@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from qwen_vl_grpo.errors import briefly
 from qwen_vl_grpo.judges.failures import Failure
@@ -24,7 +24,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer. `parsed` is an instance of the question's form, None where it has none."""
+    """One answer. `parsed` is an instance of the question's form, or what its `read` made of the text, or None."""
 
     text: str
     parsed: Any = None
@@ -48,19 +48,19 @@ def read(choice: Any, question: Question) -> Reply:
         raise Failure(f"its answer ended with {briefly(reason)!r}", passing=True)
     if not isinstance(text, str) or not text.strip():
         raise Failure("its answer is empty", passing=True)
-    return Reply(text, _parsed(text, question.form), _tokens(choice))
+    return Reply(text, _parsed(text, question), _tokens(choice))
 
 
-def _parsed(text: str, form: type[BaseModel] | None) -> BaseModel | None:
-    if form is None:
-        return None
+def _parsed(text: str, question: Question) -> Any:
+    form = question.form
     try:
-        return form.model_validate_json(text)
+        return form.model_validate_json(text) if form else question.read(text) if question.read else None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        said = f"{where}: {first['msg']}" if where else first["msg"]
-        raise Failure(f"its answer {briefly(text)!r} is no {form.__name__} ({briefly(said)})", passing=True) from None
+        reason = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    except ValueError as error:
+        reason = str(error)
+    raise Failure(f"its answer {briefly(text)!r} cannot be used ({briefly(reason)})", passing=True)
 
 
 def _tokens(choice: Any) -> tuple[Token, ...]:
