@@ -5,14 +5,17 @@ The text under each field is its documentation: docs/configuration.md is generat
 
 from __future__ import annotations
 
+import os
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.sections import Section
 
 ENDPOINT_MODEL = "gpt-4o-2024-11-20"
 """The judge of the published Complex-Edit figures."""
+OPENAI = "https://api.openai.com/v1"
 
 
 class RendererSection(Section):
@@ -106,6 +109,19 @@ class JudgeSection(Section):
     """The run stops when its judge has used this many tokens, sent and answered."""
     spending: str | None = None
     """File that keeps what was spent (JSON), so that resumed runs and several processes share one budget; none counts this process."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is a known judge that asks an endpoint."""
+        return self.name != "clip" and ".py:" not in self.name
+
+    @property
+    def address(self) -> str:
+        """Where an endpoint answers; raises ConfigError for an address with a name or password in it, which would be told in errors."""
+        address = (self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI).rstrip("/")
+        if not address.startswith(("http://", "https://")) or "@" in address:
+            raise ConfigError("OPENAI_BASE_URL, or judge.base_url: is no plain http(s) address; secrets have their place in OPENAI_API_KEY")
+        return address
 
     @model_validator(mode="before")
     @classmethod
