@@ -112,6 +112,15 @@ def test_dice_is_above_the_published_fidelity_where_its_first_guess_misses():
     assert published < knowledge.dice(read, seen) < 1
 
 
+def test_one_dependency_more_raises_dice_and_may_lower_the_published_fidelity():
+    texts = ["Causes(a, d)", "Causes(b, a)", "Causes(b, c)"]
+    elements = {"a": True, "b": True, "c": False, "d": True}
+    read = knowledge.read({"elements": list(elements), "dependencies": texts})
+    fewer, more = ({text: text in seen for text in texts} for seen in ([texts[0], texts[2]], texts))
+    assert knowledge.dice(read, elements | fewer) < knowledge.dice(read, elements | more)
+    assert knowledge.fidelity(elements, fewer) > knowledge.fidelity(elements, more)
+
+
 def test_fidelity_does_not_break_off_at_a_dependency_that_the_published_code_cannot_read():
     for text in ("Causes(a)", "a -> b", "Causes(", "Causes(a,b)"):
         assert knowledge.fidelity({"a": True, "b": True}, {text: True}) == 1

@@ -153,12 +153,17 @@ def test_an_answer_that_is_none_is_an_error_that_may_pass_and_never_a_score(serv
 
 def test_the_item_that_was_left_out_is_named(server):
     server.answer = lambda asked: listing("Sun", left_out=["cloud"])
-    assert "no yes or no for 1 items, the first 'cloud'" in str(said(server))
+    assert "no yes or no for 1 items, the first 'cloud'" in str(said(server, attempts=1))
+
+
+def test_an_answer_that_leaves_something_out_is_asked_for_again(server):
+    server.answer = lambda asked: listing("Sun", left_out=["cloud"] if asked.number == 1 else ())
+    assert said(server).score == pytest.approx(2 * 1 / (1 + 6))
 
 
 def test_votes_are_averaged_the_broken_ones_left_out(server):
     both, one = listing("Sun", "water"), listing("Sun")
-    server.answer = lambda asked: [both, "prose", one, one]
+    server.answer = lambda asked: [both, "prose", one, one] if asked.count > 1 else "more prose"
     judgement = said(server, votes=4)
     dice = [2 * 2 / 8, 2 / 7, 2 / 7]
     assert judgement.score == pytest.approx(sum(dice) / 3)

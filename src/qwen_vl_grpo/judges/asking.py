@@ -27,7 +27,7 @@ class AskingJudge(ABC):
         self.endpoint = Endpoint(section)
         self.concurrency = section.concurrency
         versions = {prompt.name: prompt.version for prompt in prompts}
-        named = self.endpoint.identity | {"name": section.name, "prompts": versions, "votes": section.votes} | more
+        named = self.endpoint.identity | {"name": section.name, "prompts": versions} | more
         self.identity = json.dumps(named, sort_keys=True)
 
     def check(self) -> None:

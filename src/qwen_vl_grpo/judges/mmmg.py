@@ -10,17 +10,18 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from PIL.Image import Image
 
 from qwen_vl_grpo import knowledge
-from qwen_vl_grpo.errors import ConfigError, DataError, JudgeError, briefly
+from qwen_vl_grpo.errors import ConfigError, DataError, JudgeError
 from qwen_vl_grpo.interfaces import Judgement, RenderRequest
 from qwen_vl_grpo.judges import checklist, prompts
 from qwen_vl_grpo.judges.asking import AskingJudge, noise
 from qwen_vl_grpo.judges.questions import Question
+from qwen_vl_grpo.judges.replies import Reply
 from qwen_vl_grpo.knowledge import KnowledgeGraph
 from qwen_vl_grpo.rendered_sections import JudgeSection
 from qwen_vl_grpo.rewards import load_function
@@ -48,29 +49,25 @@ class KnowledgeJudge(AskingJudge):
         super().check()
 
     def judged(self, request: RenderRequest, image: Image) -> Judgement:
-        """The judgement of one picture. Raises JudgeError for a request without a graph, and for answers that leave out an item of it."""
+        """The judgement of one picture; raises JudgeError for a request without a graph, too."""
         try:
             graph = knowledge.read(request.rubric)
         except DataError as error:
             raise JudgeError(f"request {request.original[:80]!r}: {error}") from None
         votes = self._section.votes
-        content = (image, "The items:\n" + "\n".join(f"* {item}" for item in shuffled(graph)))
-        temperature = 0.0 if votes == 1 else 1.0
-        replies = self.endpoint.ask(Question(self._prompt.text, content, votes=votes, temperature=temperature, max_tokens=MOST_TOKENS))
-        told = [(reply.text, checklist.read(reply.text, shuffled(graph))) for reply in replies]
-        whole = [(text, seen) for text, seen in told if not missing(graph, seen)]
-        if not whole:
-            text, seen = told[0]
-            left_out = missing(graph, seen)
-            raise JudgeError(
-                f"judge.model {self._section.model}: its answer has no yes or no for {len(left_out)} items, the first {left_out[0]!r}: "
-                f"{briefly(text)!r}",
-                passing=True,
-            )
-        details = {name: statistics.fmean(values) for name, values in _details(graph, whole).items() if values}
-        dice = [knowledge.dice(graph, seen) for _, seen in whole]
-        details |= {"votes": float(len(whole))} | self._readable(image, details["fidelity"]) | noise(dice)
-        return Judgement(statistics.fmean(dice), details, checklist.listed(whole[0][0]))
+        question = Question(
+            self._prompt.text,
+            (image, "The items:\n" + "\n".join(f"* {item}" for item in shuffled(graph))),
+            read=partial(seen_of, graph),
+            votes=votes,
+            temperature=0.0 if votes == 1 else 1.0,
+            max_tokens=MOST_TOKENS,
+        )
+        replies = self.endpoint.ask(question)
+        details = {name: statistics.fmean(values) for name, values in _details(graph, replies).items() if values}
+        dice = [knowledge.dice(graph, reply.parsed) for reply in replies]
+        details |= {"votes": float(len(replies))} | self._readable(image, details["fidelity"]) | noise(dice)
+        return Judgement(statistics.fmean(dice), details, checklist.listed(replies[0].text))
 
     def _readable(self, image: Image, fidelity: float) -> dict[str, float]:
         readability = knowledge.readability(self._regions(image)) if self._regions else None
@@ -89,13 +86,21 @@ def shuffled(graph: KnowledgeGraph) -> list[str]:
     return items
 
 
-def missing(graph: KnowledgeGraph, seen: dict[str, bool]) -> list[str]:
-    """The items without an answer; decoys and dependencies that cannot be earned may go without."""
-    return [item for item in (*graph.elements, *(dependency.text for dependency in graph.sound)) if item not in seen]
+def seen_of(graph: KnowledgeGraph, text: str) -> dict[str, bool]:
+    """Item -> whether an answer says that it is seen.
+
+    Raises ValueError if one has no answer; decoys and dependencies that cannot be earned may go without.
+    """
+    seen = checklist.read(text, shuffled(graph))
+    left_out = [item for item in (*graph.elements, *(dependency.text for dependency in graph.sound)) if item not in seen]
+    if left_out:
+        raise ValueError(f"no yes or no for {len(left_out)} items, the first {left_out[0]!r}")
+    return seen
 
 
-def _details(graph: KnowledgeGraph, whole: Sequence[tuple[str, dict[str, bool]]]) -> dict[str, list[float]]:
+def _details(graph: KnowledgeGraph, replies: Sequence[Reply]) -> dict[str, list[float]]:
     """Name -> a value for each vote, or for each answer about a single item."""
+    whole = [(reply.text, reply.parsed) for reply in replies]
     dependencies = [dependency.text for dependency in graph.dependencies]
     return {
         "elements": [float(seen[element]) for _, seen in whole for element in graph.elements],
