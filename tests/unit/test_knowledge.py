@@ -47,6 +47,11 @@ def test_an_end_that_only_one_element_can_mean_is_that_element():
     assert dependency("Entails(a, the green leaf)", ("a", "b leaf", "green leaf")).ends is None  # "a" is in it, too
     assert dependency("Entails(leaf, root)", ("brown leaf", "green leaf", "root")).fault.count("'leaf'") == 1
     assert dependency("Causes(a, light reaction (green))").ends == ("a", "light reaction (green)")
+    assert dependency("Entails(leaf, )", ("leaf",)).ends is None
+
+
+def test_an_element_word_for_word_goes_before_one_that_could_be_meant():
+    assert dependency("Causes(rain, snow, b)", ("rain", "rain, snow", "b")).ends == ("rain, snow", "b")
 
 
 @pytest.mark.parametrize(
@@ -56,6 +61,7 @@ def test_an_end_that_only_one_element_can_mean_is_that_element():
         ("Causes(a)", "'Causes(a)' has one end, and not two"),
         ("Causes(a, moon)", "'Causes(a, moon)' has the end 'moon', which is no element"),
         ("Causes(, b)", "has the end ''"),
+        ("Causes(b, B)", "has one element for both of its ends"),
     ],
 )
 def test_a_broken_dependency_is_named_and_the_rest_of_the_graph_stays(text, said):
