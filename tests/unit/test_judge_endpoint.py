@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
+from math import inf, log
 from typing import Literal
 
 import pytest
@@ -248,10 +249,13 @@ def test_votes_that_fail_to_the_end_are_left_out(server):
 
 
 def test_the_likeliest_tokens_are_told(server):
-    likely = [("7", {"7": -0.1, "8": -2.5, " 7": -4.0}), ("!", {"!": -0.01})]
+    likely = [("7", [("7", log(0.5)), ("8", log(0.2)), ("7", log(0.1)), ("9", -9999.0)]), ("!", [("!", log(0.9))])]
     server.answer = lambda asked: Answer("7!", logprobs=likely)
     (reply,) = endpoint(server).ask(question(form=None, logprobs=True))
-    assert [(token.text, dict(token.likely)) for token in reply.logprobs] == likely
+    first, second = reply.logprobs
+    assert (first.text, second.text) == ("7", "!")
+    assert first.likely == pytest.approx({"7": log(0.6), "8": log(0.2), "9": -inf})  # two tokens may have one text
+    assert second.likely == pytest.approx({"!": log(0.9)})
     assert server.asked[0].body["top_logprobs"] == 20
     assert endpoint(server).ask(question(form=None))[0].logprobs == reply.logprobs  # a server may tell them unasked
     server.answer = lambda asked: "7!"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ class Token:
 
     text: str
     likely: Mapping[str, float]
-    """Tokens that might have stood there, with their log probabilities: 20 at most, and raw ones, so renormalise over those you allow."""
+    """Text -> log probability, of the likeliest 20 tokens. vLLM's are those before the form rules any out: renormalise over yours."""
 
 
 @dataclass(frozen=True)
@@ -65,4 +66,12 @@ def _parsed(text: str, question: Question) -> Any:
 
 def _tokens(choice: Any) -> tuple[Token, ...]:
     content = getattr(getattr(choice, "logprobs", None), "content", None) or ()
-    return tuple(Token(one.token, {top.token: top.logprob for top in one.top_logprobs} or {one.token: one.logprob}) for one in content)
+    return tuple(Token(one.token, _by_text(one.top_logprobs or [one])) for one in content)
+
+
+def _by_text(likely: Any) -> dict[str, float]:
+    """Text -> log probability; several tokens may have the same text, and then stand for it together."""
+    together: dict[str, float] = {}
+    for one in likely:
+        together[one.token] = together.get(one.token, 0.0) + math.exp(one.logprob)
+    return {text: math.log(probability) if probability else -math.inf for text, probability in together.items()}
