@@ -82,6 +82,9 @@ class JudgeSection(Section):
     """Answers to each question of an endpoint; their mean is the score, and their spread the judge's noise."""
     weights: dict[Literal["alignment", "quality", "identity"], float] = {"alignment": 0.6, "quality": 0.4}  # noqa: RUF012
     """How much each grade of `complex_edit` counts in its score, divided by their sum; one that is not named is only reported."""
+    scoring: Literal["votes", "expected"] = "votes"
+    """What `complex_edit` takes for a grade: the `votes` themselves, or the mean over all grades by the probability that the judge gives
+    them (`expected`), which ties less. The endpoint must tell token probabilities (`logprobs`)."""
     region_counter: str | None = None
     """`path/to/module.py:function` that counts the regions of a picture for `mmmg`, as SAM 2.1 does for the benchmark (None where it
     cannot); with it readability and the MMMG-Score are reported."""

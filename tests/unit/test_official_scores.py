@@ -69,7 +69,12 @@ def published(edit):
 
 def test_answers_about_an_edit_get_the_grades_and_the_overall_mean_of_complex_edit():
     for edit in EDITS:
-        said = scores(list(map(Alignment.model_validate_json, edit["alignment"])), list(map(Quality.model_validate_json, edit["quality"])))
+        alignments = map(Alignment.model_validate_json, edit["alignment"])
+        qualities = map(Quality.model_validate_json, edit["quality"])
+        said = scores(
+            [(int(one.instruction_following), int(one.identity_preservation)) for one in alignments],
+            [int(one.perceptual_quality) for one in qualities],
+        )
         assert [said[name] for name in NAMES] == published(edit), edit
 
 
