@@ -5,11 +5,17 @@ The text under each field is its documentation: docs/configuration.md is generat
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.sections import Section
+
+ENDPOINT_MODEL = "gpt-4o-2024-11-20"
+"""The judge of the published Complex-Edit figures."""
+OPENAI = "https://api.openai.com/v1"
 
 
 class RendererSection(Section):
@@ -47,12 +53,13 @@ class RendererSection(Section):
 
 class JudgeSection(Section):
     name: str = "clip"
-    """What scores a picture: `clip`, or `path/to/module.py:function` for your own (a function that gets this section and
-    returns a Judge)."""
+    """What scores a picture: `clip`, `complex_edit` (edits; alignment, quality, identity), `mmmg` (pictures that teach; what is seen of a
+    knowledge graph), or `path/to/module.py:function` for your own (a function that gets this section and returns a Judge)."""
     model: str = "openai/clip-vit-base-patch32"
-    """Its weights: Hub id or local folder."""
+    """Its weights: Hub id or local folder. For a judge that is asked over HTTP the name that the endpoint knows, and
+    `gpt-4o-2024-11-20` where you give none."""
     revision: str | None = None
-    """Hub revision of the weights; a part of the cache's key, as it is written."""
+    """Hub revision of the weights; a part of the cache's key, as it is written. For an endpoint, whatever tells its weights apart."""
     low: float = 0.15
     """The cosine that scores 0; one that is lower scores 0, too."""
     high: float = 0.35
@@ -60,7 +67,7 @@ class JudgeSection(Section):
     concurrency: int = Field(default=8, ge=1)
     """Calls of a judge at once, for a judge that answers several; CLIP takes one after the other."""
     attempts: int = Field(default=3, ge=1)
-    """How often a call is made that fails for a passing reason."""
+    """How often a question is put whose answer fails for a passing reason."""
     most_failures: float = Field(default=0.25, ge=0, lt=1)
     """The run stops when a larger share of a step's pictures could not be drawn or judged."""
     cache: str | None = None
@@ -68,6 +75,75 @@ class JudgeSection(Section):
     replay: Literal["off", "use", "only"] = "use"
     """`use` draws and judges only what the cache does not hold; `only` draws and judges nothing, so that a recorded run needs neither
     renderer nor judge; `off` neither reads nor writes it."""
+    base_url: str | None = Field(default=None, pattern="^https?://")
+    """Where an endpoint answers, such as `http://127.0.0.1:8000/v1` (docs/judges.md); none takes OPENAI_BASE_URL, else OpenAI's own. It
+    receives OPENAI_API_KEY. `clip` ignores this key and all that follow."""
+    votes: int = Field(default=1, ge=1)
+    """Answers to each question of an endpoint; their mean is the score, and their spread the judge's noise."""
+    weights: dict[Literal["alignment", "quality", "identity"], float] = {"alignment": 0.6, "quality": 0.4}  # noqa: RUF012
+    """How much each grade of `complex_edit` counts in its score, divided by their sum; one that is not named is only reported."""
+    scoring: Literal["votes", "expected"] = "votes"
+    """What `complex_edit` takes for a grade: the `votes` themselves, or the mean over all grades by the probability that the judge gives
+    them (`expected`), which ties less. The endpoint must tell token probabilities (`logprobs`)."""
+    region_counter: str | None = None
+    """`path/to/module.py:function` that counts the regions of a picture for `mmmg`, as SAM 2.1 does for the benchmark (None where it
+    cannot); with it readability and the MMMG-Score are reported."""
+    image_side: int = Field(default=1024, ge=64)
+    """Pixels of the longest side of a picture as it is sent; a larger one is shrunk."""
+    image_format: Literal["png", "jpeg"] = "png"
+    """How a picture is sent: `png` as it is, `jpeg` at quality 95 with about a fifth of the bytes."""
+    timeout: float = Field(default=60.0, gt=0)
+    """Seconds without an answer after which a request has failed."""
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Most requests in any minute, of all processes of the run together; none sets no limit."""
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Most tokens in any minute, likewise."""
+    breaker_failures: int = Field(default=10, ge=1)
+    """After so many requests in a row without any answer all fail at once, for breaker_pause seconds; then one is let through."""
+    breaker_pause: float = Field(default=30.0, gt=0)
+    """Seconds that a judge which is down is left alone."""
+    input_price: float = Field(default=0.0, ge=0)
+    """Of a million tokens that are sent, in the currency of most_cost."""
+    output_price: float = Field(default=0.0, ge=0)
+    """Of a million tokens that are answered."""
+    most_cost: float | None = Field(default=None, gt=0)
+    """The run stops when its judge has cost this much; none sets no limit."""
+    most_tokens: int | None = Field(default=None, ge=1)
+    """The run stops when its judge has used this many tokens, sent and answered."""
+    spending: str | None = None
+    """File that keeps what was spent (JSON), so that resumed runs and several processes share one budget; none counts this process."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is a known judge that asks an endpoint."""
+        return self.name != "clip" and ".py:" not in self.name
+
+    @property
+    def address(self) -> str:
+        """Where an endpoint answers; raises ConfigError for an address with a name or password in it, which would be told in errors."""
+        address = (self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI).rstrip("/")
+        if not address.startswith(("http://", "https://")) or "@" in address:
+            raise ConfigError("OPENAI_BASE_URL, or judge.base_url: is no plain http(s) address; secrets have their place in OPENAI_API_KEY")
+        return address
+
+    @model_validator(mode="before")
+    @classmethod
+    def _model_of_an_endpoint(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("name", "clip") != "clip" and ".py:" not in str(given["name"]):
+            return {"model": ENDPOINT_MODEL} | given
+        return given
+
+    @model_validator(mode="after")
+    def _weights_of_something(self) -> JudgeSection:
+        if min(self.weights.values(), default=0) < 0 or not 0 < sum(self.weights.values()) < float("inf"):
+            raise ValueError(f"weights {self.weights}: none may be below 0, and one must be above it")
+        return self
+
+    @model_validator(mode="after")
+    def _a_price_for_a_budget(self) -> JudgeSection:
+        if self.most_cost is not None and not self.input_price and not self.output_price:
+            raise ValueError("most_cost needs input_price and output_price, the prices of a million tokens; most_tokens needs none")
+        return self
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> JudgeSection:

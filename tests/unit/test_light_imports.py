@@ -39,6 +39,7 @@ def command(*arguments: str) -> str:
         "pruning",
         "exporting",
         "hardware",
+        "knowledge",
         "planning",
         "report",
         "interfaces",
