@@ -6,7 +6,7 @@ latent for 8x8 pixels, two by two latents a token, so that pictures come in mult
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from diffusers.models.transformers.transformer_qwenimage import QwenImageTransfo
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import QwenImagePipeline
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2VLProcessor
 
 Kind = Literal["qwen_image", "qwen_image_edit", "qwen_image_edit_plus"]
@@ -48,6 +49,7 @@ def build(folder: str | Path, kind: Kind, policy: str | Path, seed: int = 0) -> 
     )  # fmt: skip
     parts: dict[str, Any] = {"transformer": transformer, "vae": vae, "text_encoder": encoder, "tokenizer": processing.tokenizer}
     if kind != "qwen_image":  # the published folders name Qwen2-VL's processor, which differs from the policy's in videos alone
+        processing.image_processor.size = {"shortest_edge": 56 * 56, "longest_edge": 3584 * 3584}  # as published: no limit at 1024^2
         parts["processor"] = Qwen2VLProcessor(processing.image_processor, processing.tokenizer, processing.video_processor)
     PIPELINES[kind](scheduler=FlowMatchEulerDiscreteScheduler(), **parts).save_pretrained(folder)
 
@@ -60,6 +62,17 @@ def load(folder: str | Path, kind: Kind) -> Any:
     before = template[: template.index(HEADER) + len(HEADER)]
     pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(before)["input_ids"])
     return pipeline
+
+
+def sizes_seen(kind: Kind, pictures: Sequence[Image.Image]) -> list[tuple[int, int]]:
+    """Height and width that an editing pipeline scales each picture to before its encoder sees it."""
+    edit, plus = pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
+    ratios = [picture.width / picture.height for picture in pictures]
+    if kind == "qwen_image_edit":
+        scaled = [edit.calculate_dimensions(1024 * 1024, ratio)[:2] for ratio in ratios]
+    else:
+        scaled = [plus.calculate_dimensions(plus.CONDITION_IMAGE_SIZE, ratio) for ratio in ratios]
+    return [(height, width) for width, height in scaled]
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from PIL import Image
 
-from qwen_vl_grpo import weights
 from qwen_vl_grpo.errors import RenderError
 from qwen_vl_grpo.images.frozen import FrozenRenderer
 from qwen_vl_grpo.interfaces import Conditioning, RenderRequest
@@ -42,23 +41,6 @@ class QwenImage(FrozenRenderer):
                 "set guidance_scale: 1, or give the renderer what encodes it (QwenImage.negative)"
             )
         return super().render(requests)
-
-    def check_width(self, width: int) -> None:
-        """Raise RenderError if the transformer takes states of another width than a policy's; reads nothing but its config."""
-        # seconds, and a replay needs none of it
-        from diffusers.models.transformers.transformer_qwenimage import QwenImageTransformer2DModel
-
-        section = self._section
-        with weights.loading("renderer.model", section.model, RenderError):
-            config: Any = QwenImageTransformer2DModel.load_config(section.model, subfolder="transformer", revision=section.revision)
-        self._fits(width, config["joint_attention_dim"])
-
-    def _fits(self, width: int, takes: int) -> None:
-        if width != takes:
-            raise RenderError(
-                f"the policy's states are {width} wide, and renderer.model {self._section.model} takes {takes}; the published Qwen-Image "
-                "models take those of Qwen2.5-VL-7B (3584)"
-            )
 
     @property
     def _guided(self) -> bool:
@@ -116,7 +98,9 @@ class QwenImage(FrozenRenderer):
 
         A text token's position is its index in the row, so that padding anywhere else would move the text.
         """
-        self._fits(rows[0].shape[-1], pipeline.transformer.config.joint_attention_dim)
+        has, takes = rows[0].shape[-1], pipeline.transformer.config.joint_attention_dim
+        if has != takes:  # images/width.py refuses such a config; this is for requests from elsewhere
+            raise RenderError(f"the policy's states are {has} wide, and renderer.model {self._section.model} takes {takes}")
         padded = torch.nn.utils.rnn.pad_sequence([row.to(self._device, pipeline.transformer.dtype) for row in rows], batch_first=True)
         lengths = torch.tensor([len(row) for row in rows], device=self._device)
         return padded, torch.arange(padded.shape[1], device=self._device) < lengths[:, None]
