@@ -190,6 +190,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _data_keys_are_the_tasks(self) -> RunConfig:
+        for key, task in {"complexity": "image_edit", "levels": "text_to_image", "disciplines": "text_to_image"}.items():
+            if getattr(self.data, key) and self.task.name != task and ".py:" not in self.task.name:
+                raise ValueError(
+                    f"data.{key}: is read by task {task} alone, and task.name is {self.task.name}; remove it, or set task.name"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _begins_once(self) -> RunConfig:
         if self.init_from is not None and self.warmup is not None:
             raise ValueError("init_from: starts from what a run has learned, and a warm-up would write over it; remove one of the two")
@@ -325,8 +334,9 @@ def elsewhere(config: RunConfig) -> str:
     They are then counted as the fewest on which its groups fit. Raises ConfigError as arithmetic does.
     """
     devices = _launched()
-    fills_one = config.batch_size * config.gradient_accumulation_steps * devices >= config.num_generations
-    return arithmetic(config, devices if fills_one else devices * _missing(config, devices))
+    if config.batch_size * config.gradient_accumulation_steps * devices >= config.num_generations:
+        return arithmetic(config)
+    return f"{arithmetic(config, devices * _missing(config, devices))} (on the fewest devices that fill a group)"
 
 
 def _ways_out(config: RunConfig, devices: int) -> str:

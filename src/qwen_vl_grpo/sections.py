@@ -120,7 +120,7 @@ class DataSection(Section):
     max_pixels: int = Field(default=1280 * 28 * 28, ge=28 * 28)
     """Larger pictures are shrunk to this many pixels, once, before training."""
     limit: int | None = Field(default=None, ge=1)
-    """Use only the first rows of each part."""
+    """Use only the first rows of each part; of rows that ask several questions, or are chosen by the keys above, the first questions."""
     overlong: Literal["refuse", "drop"] = "refuse"
     """What to do with a prompt that leaves no room for max_completion_length in the context."""
     unusable: Literal["refuse", "drop"] = "refuse"

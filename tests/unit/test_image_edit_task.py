@@ -81,6 +81,11 @@ def test_an_unknown_complexity_is_refused_with_the_nearest(config, level, neares
         config(data={"complexity": [2, level]})
 
 
+def test_a_complexity_for_another_task_is_refused(config):
+    with pytest.raises(ConfigError, match=r"data\.complexity: is read by task image_edit alone, and task\.name is visual_reasoning"):
+        config(task={"name": "visual_reasoning"}, data={"complexity": 3})
+
+
 def test_the_eight_rows_of_a_picture_stand_on_one_side(config):
     made = config(evaluation={"held_out": 0.25})
     parts = splits.load(made, tasks.build(made.task), policy.load_processor(made))
