@@ -1,6 +1,7 @@
 """Covers judges/editing.py: two questions a picture, the weighted score, noise, and answers that are none, through the real client."""
 
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from demo.judge_server import Answer, JudgeServer, Response
+from qwen_vl_grpo import rendered_parts
 from qwen_vl_grpo.errors import JudgeError
 from qwen_vl_grpo.interfaces import RenderRequest, Source
 from qwen_vl_grpo.judges import endpoint, prompts
@@ -220,6 +222,13 @@ def test_a_prompt_that_changes_gets_a_new_version():
     for name, (version, sha256) in KEPT.items():
         prompt = prompts.read(name)
         assert (prompt.version, hashlib.sha256(prompt.text.encode()).hexdigest()[:16]) == (version, sha256)
+
+
+def test_a_config_finds_each_judge_by_its_name(server):
+    for name in ("complex_edit", "mmmg"):
+        module, _, made = rendered_parts.JUDGES[name].partition(":")
+        section = JudgeSection.model_validate({"name": name, "base_url": server.url})
+        getattr(importlib.import_module(f"qwen_vl_grpo.{module}"), made)(section, None).check()
 
 
 def test_a_missing_key_is_said_before_anything_is_asked():
