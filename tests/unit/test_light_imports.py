@@ -45,6 +45,7 @@ def command(*arguments: str) -> str:
         "rewards",
         "tasks",
         "answers",
+        "images.width",
         "tracking",
         "trackers",
     ],
