@@ -6,7 +6,7 @@ latent for 8x8 pixels, two by two latents a token, so that pictures come in mult
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,6 @@ from diffusers.models.transformers.transformer_qwenimage import QwenImageTransfo
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import QwenImagePipeline
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
-from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2VLProcessor
 
 Kind = Literal["qwen_image", "qwen_image_edit", "qwen_image_edit_plus"]
@@ -62,17 +61,6 @@ def load(folder: str | Path, kind: Kind) -> Any:
     before = template[: template.index(HEADER) + len(HEADER)]
     pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(before)["input_ids"])
     return pipeline
-
-
-def sizes_seen(kind: Kind, pictures: Sequence[Image.Image]) -> list[tuple[int, int]]:
-    """Height and width that an editing pipeline scales each picture to before its encoder sees it."""
-    edit, plus = pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
-    ratios = [picture.width / picture.height for picture in pictures]
-    if kind == "qwen_image_edit":
-        scaled = [edit.calculate_dimensions(1024 * 1024, ratio)[:2] for ratio in ratios]
-    else:
-        scaled = [plus.calculate_dimensions(plus.CONDITION_IMAGE_SIZE, ratio) for ratio in ratios]
-    return [(height, width) for width, height in scaled]
 
 
 @contextmanager

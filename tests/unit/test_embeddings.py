@@ -12,10 +12,11 @@ from tokenizers.models import BPE
 from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedTokenizerFast, Qwen2_5_VLProcessor
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
+from benchmarks.option_c import apart, as_prompt, drawn, own_states
 from benchmarks.random_checkpoint import SPECIAL_TOKENS, SPLIT
 from demo import tiny_qwen_image
 from qwen_vl_grpo.errors import DataError, RenderError
-from qwen_vl_grpo.images import embeddings
+from qwen_vl_grpo.images import embeddings, width
 from qwen_vl_grpo.images.embeddings import PolicyEncoder, Turn
 from qwen_vl_grpo.interfaces import Source
 
@@ -71,25 +72,6 @@ def states(encoded):
     return [one.conditioning.states for one in encoded]
 
 
-def apart(one, other):
-    assert one.shape == other.shape
-    return float((one - other).abs().max())
-
-
-def own_states(pipeline, kind, instructions, side, sources=(SOURCE,)):
-    """The states of each instruction as the pipeline's own encoder makes them, with padding on that side."""
-    pipeline.tokenizer.padding_side = side
-    given = {}
-    if kind != "qwen_image":
-        pipeline.processor.tokenizer.padding_side = side
-        scaled = tiny_qwen_image.sizes_seen(kind, [source.image for source in sources])
-        images = [pipeline.image_processor.resize(source.image, *size) for source, size in zip(sources, scaled, strict=True)]
-        given = {"image": images * len(instructions) if kind == "qwen_image_edit" else images}
-    with torch.no_grad():
-        made, mask = pipeline._get_qwen_prompt_embeds(list(instructions), **given)
-    return [rows[kept.bool()] for rows, kept in zip(made, mask, strict=True)]
-
-
 @pytest.mark.parametrize(("side", "bound"), [("right", 0.0), ("left", 1e-5)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_empty_completion_is_what_the_pipelines_own_encoder_makes(kind, side, bound, pipelines, model, processor):
@@ -97,7 +79,7 @@ def test_an_empty_completion_is_what_the_pipelines_own_encoder_makes(kind, side,
     for instructions in [(SHORT, LONG)] if kind != "qwen_image_edit_plus" else [(SHORT,), (LONG,)]:
         ours = states(PolicyEncoder(kind, model, processor).encode([turn(kind, instruction) for instruction in instructions]))
         with tiny_qwen_image.picture_types(pipelines[kind]):
-            theirs = own_states(pipelines[kind], kind, instructions, side)
+            theirs = own_states(pipelines[kind], kind, instructions, [PICTURE], side)
         assert max(map(apart, ours, theirs)) <= bound
         assert torch.stack([rows.abs().mean() for rows in ours]).min() > 0.1
 
@@ -106,7 +88,7 @@ def test_two_pictures_are_numbered_as_the_pipeline_numbers_them(pipelines, model
     kind = "qwen_image_edit_plus"
     ours = states(PolicyEncoder(kind, model, processor).encode([turn(kind, SHORT, sources=(SOURCE, TALL))]))
     with tiny_qwen_image.picture_types(pipelines[kind]):
-        theirs = own_states(pipelines[kind], kind, [SHORT], "right", (SOURCE, TALL))
+        theirs = own_states(pipelines[kind], kind, [SHORT], [PICTURE, TALL.image], "right")
     assert apart(ours[0], theirs[0]) == 0
 
 
@@ -114,22 +96,16 @@ def test_two_pictures_are_numbered_as_the_pipeline_numbers_them(pipelines, model
 def test_diffusers_still_leaves_the_picture_types_out(kind, pipelines, model, processor):
     """If this fails, diffusers#14194 is mended: drop demo.tiny_qwen_image.picture_types and what docs/option_c.md says of it."""
     ours = states(PolicyEncoder(kind, model, processor).encode([turn(kind, SHORT)]))
-    assert apart(ours[0], own_states(pipelines[kind], kind, [SHORT], "right")[0]) > 0.01
+    assert apart(ours[0], own_states(pipelines[kind], kind, [SHORT], [PICTURE], "right")[0]) > 0.01
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pipeline_draws_from_our_states_what_it_draws_from_its_prompt(kind, pipelines, model, processor):
-    given = {} if kind == "qwen_image" else {"image": [PICTURE] if kind == "qwen_image_edit_plus" else PICTURE}
-    given |= {"num_inference_steps": 2, "width": 32, "height": 32, "true_cfg_scale": 1.0, "output_type": "np"}
-
-    def draw(**prompt):
-        return pipelines[kind](generator=torch.Generator().manual_seed(0), **prompt, **given).images[0]
-
+    pipeline = pipelines[kind]
     empty, written = states(PolicyEncoder(kind, model, processor).encode([turn(kind, SHORT), turn(kind, SHORT, range(60, 90))]))
-    with tiny_qwen_image.picture_types(pipelines[kind]):
-        theirs = draw(prompt=SHORT)
-    ours = draw(prompt_embeds=empty[None], prompt_embeds_mask=torch.ones(1, len(empty), dtype=torch.long))
-    other = draw(prompt_embeds=written[None], prompt_embeds_mask=torch.ones(1, len(written), dtype=torch.long))
+    with tiny_qwen_image.picture_types(pipeline):
+        theirs = drawn(pipeline, kind, PICTURE, prompt=SHORT)
+    ours, other = (drawn(pipeline, kind, PICTURE, **as_prompt(rows)) for rows in (empty, written))
     assert numpy.abs(ours - theirs).max() < 1e-5
     assert numpy.abs(other - theirs).max() > 1e-3
 
@@ -284,6 +260,11 @@ def test_the_system_turn_has_34_or_64_tokens_of_the_published_vocabulary(kind, c
     monkeypatch.setattr(embeddings, "_published", lambda kind: (made, scaled))
     with pytest.raises(RenderError, match=f"drops {count - 3} tokens, and its system turn has {count}"):
         PolicyEncoder(kind, None, published)
+
+
+def test_the_saved_transformer_says_how_wide_its_states_are(pipelines, model):
+    folders = [pipeline.name_or_path for pipeline in pipelines.values()]
+    assert [width.of_transformer(folder, None) for folder in folders] == [model.config.get_text_config().hidden_size] * 3
 
 
 def test_another_pipeline_is_refused(model, processor):

@@ -46,6 +46,7 @@ def command(*arguments: str) -> str:
         "rewards",
         "tasks",
         "answers",
+        "images.width",
         "tracking",
         "trackers",
     ],
