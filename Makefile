@@ -7,7 +7,7 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo demo-enhance circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming \
+.PHONY: demo demo-enhance circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
 	overhead bench-gpu kill-resume clean
 .DEFAULT_GOAL := help
 
@@ -76,6 +76,9 @@ overhead: .venv/.dev-ready  ## what a run adds to a step of a bare TRL script, i
 
 bench-streaming: .venv/.dev-ready  ## what judging while drawing saves, and the cache of judgements (docs/rendered_rewards.md)
 	PYTHONPATH=src:. $(BIN)/python -m benchmarks.streaming
+
+bench-renderer:  ## how fast Qwen-Image of random weights draws on a GPU, one by one and in batches: make bench-renderer KINDS="qwen_image qwen_image_edit"
+	PYTHONPATH=src:.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.renderer_speed --kinds $(or $(KINDS),qwen_image)
 
 bench-runs: .venv/.dev-ready  ## how long `grpo runs` takes over 1,000 cards
 	$(BIN)/python benchmarks/listing.py

@@ -66,7 +66,7 @@ def nearly(one, other):
     return numpy.abs(numpy.asarray(one, float) - numpy.asarray(other, float)).max()
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_an_empty_completion_is_drawn_as_the_published_pipeline_draws_its_prompt(folder, renderer, encode, values, scale):
     published = tiny_qwen_image.load(folder, "qwen_image")
     ours = renderer(lambda asked: encode(" ") * len(asked), guidance_scale=scale)
