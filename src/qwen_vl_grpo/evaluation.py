@@ -100,6 +100,8 @@ def judged(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]], moment: 
     """A reward's score for each completion, its columns handed over as TRL does."""
     columns = {key: [sample.columns.get(key) for sample, _ in pairs] for key in {key for sample, _ in pairs for key in sample.columns}}
     columns |= {"answer": [sample.answer for sample, _ in pairs], "prompts": [sample.prompt for sample, _ in pairs]}
+    if any(sample.images for sample, _ in pairs):
+        columns["images"] = [list(sample.images) for sample, _ in pairs]
     columns.pop("prompt", None)
     columns.pop("completion", None)
     columns = columns if moment is None else {"moment": moment} | columns

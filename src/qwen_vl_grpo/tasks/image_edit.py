@@ -18,10 +18,12 @@ Any other set works that has a picture and an instruction in each row: `data.col
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from qwen_vl_grpo.errors import ConfigError, DataError
 from qwen_vl_grpo.interfaces import Mode, Sample, Task
+from qwen_vl_grpo.rendered_reward import StatesReward
 from qwen_vl_grpo.sections import DataSection
 from qwen_vl_grpo.tasks import drawn
 from qwen_vl_grpo.tasks.visual_reasoning import pictures
@@ -41,7 +43,10 @@ def build(mode: Mode = "strict") -> Task:
     if mode == "documented":
         raise ConfigError("task.mode: documented is for visual_reasoning, which has published rewards; remove it")
     rewards = (("rendered_reward", 1.0),)
-    return Task("image_edit", SYSTEM_PROMPT, rewards, read_row, drawn.judge, told=drawn.told, shown=drawn.shown, arrange=arrange)
+    own = {"rendered_reward": partial(StatesReward, kind="qwen_image_edit")}
+    return Task(
+        "image_edit", SYSTEM_PROMPT, rewards, read_row, drawn.judge, own_rewards=own, told=drawn.told, shown=drawn.shown, arrange=arrange
+    )
 
 
 def arrange(rows: Sequence[Mapping[str, Any]], data: DataSection) -> list[tuple[int, Mapping[str, Any]]]:

@@ -22,11 +22,13 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from qwen_vl_grpo import knowledge
 from qwen_vl_grpo.errors import ConfigError, DataError
 from qwen_vl_grpo.interfaces import Mode, Sample, Task
+from qwen_vl_grpo.rendered_reward import StatesReward
 from qwen_vl_grpo.sections import DISCIPLINES, LEVELS, DataSection
 from qwen_vl_grpo.tasks import drawn
 
@@ -50,12 +52,14 @@ def build(mode: Mode = "strict") -> Task:
     if mode == "documented":
         raise ConfigError("task.mode: documented is for visual_reasoning, which has published rewards; remove it")
     rewards = (("rendered_reward", 1.0),)
+    own = {"rendered_reward": partial(StatesReward, kind="qwen_image")}
     return Task(
         "text_to_image",
         SYSTEM_PROMPT,
         rewards,
         read_row,
         drawn.judge,
+        own_rewards=own,
         told=drawn.told,
         shown=drawn.shown,
         arrange=arrange,
