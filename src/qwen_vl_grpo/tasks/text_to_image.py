@@ -94,9 +94,13 @@ def arrange(rows: Sequence[Mapping[str, Any]], data: DataSection) -> list[tuple[
             chance = random.Random(f"{number}:{graph.elements}")
             offered = chance.sample(foreign[discipline], min(OFFERED, len(foreign[discipline])))
             decoys = list(knowledge.with_decoys(graph, offered, data.decoys, seed=0).decoys)
-        plain = {name: json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value for name, value in row.items()}
-        arranged.append((number, plain | {"decoys": decoys}))
+        arranged.append((number, {name: _plain(value) for name, value in row.items()} | {"decoys": decoys}))
     return arranged
+
+
+def _plain(value: Any) -> Any:
+    """An object as JSON text, since no two need have the same keys; a picture as it is."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) and "bytes" not in value else value
 
 
 def _graph(row: Mapping[str, Any], data: DataSection) -> knowledge.KnowledgeGraph | None:
