@@ -81,7 +81,7 @@ class Answer:
     content: str | Mapping[str, Any] | None
     finish_reason: str = "stop"
     refusal: str | None = None
-    logprobs: list[tuple[str, dict[str, float]]] | None = None
+    logprobs: list[tuple[str, list[tuple[str, float]]]] | None = None
     """Each token with the log probabilities of those that it might have been."""
 
 
@@ -258,9 +258,9 @@ def _completion(asked: Asked, response: Response) -> dict[str, Any]:
     return told | ({"usage": usage if response.usage is None else response.usage} if response.usage != {} else {})
 
 
-def _token(text: str, likely: Mapping[str, float]) -> dict[str, Any]:
-    top = [{"token": token, "logprob": value, "bytes": list(token.encode())} for token, value in likely.items()]
-    return {"token": text, "logprob": likely.get(text, -9999.0), "bytes": list(text.encode()), "top_logprobs": top}
+def _token(text: str, likely: list[tuple[str, float]]) -> dict[str, Any]:
+    top = [{"token": token, "logprob": value, "bytes": list(token.encode())} for token, value in likely]
+    return {"token": text, "logprob": dict(likely).get(text, -9999.0), "bytes": list(text.encode()), "top_logprobs": top}
 
 
 def _texts(message: Mapping[str, Any]) -> list[str]:

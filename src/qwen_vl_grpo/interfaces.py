@@ -164,7 +164,8 @@ class Judge(Protocol):
     concurrency: int
 
     def judge(self, pictures: Sequence[tuple[RenderRequest, Image]]) -> list[Judgement | JudgeError]:
-        """Score each picture for its request; what cannot be scored is a JudgeError in its place, never a score."""
+        """Score each picture for its request; what cannot be scored is a JudgeError in its place, never a score. Nobody asks again: a
+        judge that can fail in passing has tried again by then, as judges/endpoint.py does."""
         ...
 
 

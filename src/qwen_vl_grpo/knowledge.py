@@ -147,14 +147,17 @@ def _dependency(text: str, elements: Sequence[str]) -> Dependency:
     if not commas:
         return Dependency(text, fault=f"dependency {text!r} has one end, and not two")
     names = {element.lower(): element for element in elements}
-    unknown = ""
-    for comma in commas:
-        pair = [_bare(call[1][:comma]), _bare(call[1][comma + 1 :])]
-        ends = [_node(end, names) for end in pair]
-        if ends[0] and ends[1]:
-            return Dependency(text, (names[ends[0]], names[ends[1]]))
-        unknown = unknown or next(name for name, end in zip(pair, ends, strict=True) if not end)
-    return Dependency(text, fault=f"dependency {text!r} has the end {unknown!r}, which is no element of the graph, or more than one")
+    pairs = [(_bare(call[1][:comma]), _bare(call[1][comma + 1 :])) for comma in commas]
+    for exact in (True, False):
+        for pair in pairs:
+            start, end = (_node(name, names) if name in names or (name and not exact) else None for name in pair)
+            if start and end and start != end:
+                return Dependency(text, (names[start], names[end]))
+    unknown = [name for name in pairs[0] if not name or not _node(name, names)]
+    fault = (
+        f"the end {unknown[0]!r}, which is no element of the graph, or could be several" if unknown else "one element for both of its ends"
+    )
+    return Dependency(text, fault=f"dependency {text!r} has {fault}")
 
 
 def _bare(end: str) -> str:

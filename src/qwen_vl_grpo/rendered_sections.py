@@ -5,14 +5,17 @@ The text under each field is its documentation: docs/configuration.md is generat
 
 from __future__ import annotations
 
+import os
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.sections import Section
 
 ENDPOINT_MODEL = "gpt-4o-2024-11-20"
 """The judge of the published Complex-Edit figures."""
+OPENAI = "https://api.openai.com/v1"
 
 
 class RendererSection(Section):
@@ -50,8 +53,8 @@ class RendererSection(Section):
 
 class JudgeSection(Section):
     name: str = "clip"
-    """What scores a picture: `clip`, or `path/to/module.py:function` for your own (a function that gets this section and
-    returns a Judge)."""
+    """What scores a picture: `clip`, `complex_edit` (edits; alignment, quality, identity), `mmmg` (pictures that teach; what is seen of a
+    knowledge graph), or `path/to/module.py:function` for your own (a function that gets this section and returns a Judge)."""
     model: str = "openai/clip-vit-base-patch32"
     """Its weights: Hub id or local folder. For a judge that is asked over HTTP the name that the endpoint knows, and
     `gpt-4o-2024-11-20` where you give none."""
@@ -77,6 +80,14 @@ class JudgeSection(Section):
     receives OPENAI_API_KEY. `clip` ignores this key and all that follow."""
     votes: int = Field(default=1, ge=1)
     """Answers to each question of an endpoint; their mean is the score, and their spread the judge's noise."""
+    weights: dict[Literal["alignment", "quality", "identity"], float] = {"alignment": 0.6, "quality": 0.4}  # noqa: RUF012
+    """How much each grade of `complex_edit` counts in its score, divided by their sum; one that is not named is only reported."""
+    scoring: Literal["votes", "expected"] = "votes"
+    """What `complex_edit` takes for a grade: the `votes` themselves, or the mean over all grades by the probability that the judge gives
+    them (`expected`), which ties less. The endpoint must tell token probabilities (`logprobs`)."""
+    region_counter: str | None = None
+    """`path/to/module.py:function` that counts the regions of a picture for `mmmg`, as SAM 2.1 does for the benchmark (None where it
+    cannot); with it readability and the MMMG-Score are reported."""
     image_side: int = Field(default=1024, ge=64)
     """Pixels of the longest side of a picture as it is sent; a larger one is shrunk."""
     image_format: Literal["png", "jpeg"] = "png"
@@ -102,12 +113,31 @@ class JudgeSection(Section):
     spending: str | None = None
     """File that keeps what was spent (JSON), so that resumed runs and several processes share one budget; none counts this process."""
 
+    @property
+    def remote(self) -> bool:
+        """Whether it is a known judge that asks an endpoint."""
+        return self.name != "clip" and ".py:" not in self.name
+
+    @property
+    def address(self) -> str:
+        """Where an endpoint answers; raises ConfigError for an address with a name or password in it, which would be told in errors."""
+        address = (self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI).rstrip("/")
+        if not address.startswith(("http://", "https://")) or "@" in address:
+            raise ConfigError("OPENAI_BASE_URL, or judge.base_url: is no plain http(s) address; secrets have their place in OPENAI_API_KEY")
+        return address
+
     @model_validator(mode="before")
     @classmethod
     def _model_of_an_endpoint(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("name", "clip") != "clip" and ".py:" not in str(given["name"]):
             return {"model": ENDPOINT_MODEL} | given
         return given
+
+    @model_validator(mode="after")
+    def _weights_of_something(self) -> JudgeSection:
+        if min(self.weights.values(), default=0) < 0 or not 0 < sum(self.weights.values()) < float("inf"):
+            raise ValueError(f"weights {self.weights}: none may be below 0, and one must be above it")
+        return self
 
     @model_validator(mode="after")
     def _a_price_for_a_budget(self) -> JudgeSection:

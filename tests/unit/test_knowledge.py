@@ -47,6 +47,11 @@ def test_an_end_that_only_one_element_can_mean_is_that_element():
     assert dependency("Entails(a, the green leaf)", ("a", "b leaf", "green leaf")).ends is None  # "a" is in it, too
     assert dependency("Entails(leaf, root)", ("brown leaf", "green leaf", "root")).fault.count("'leaf'") == 1
     assert dependency("Causes(a, light reaction (green))").ends == ("a", "light reaction (green)")
+    assert dependency("Entails(leaf, )", ("leaf",)).ends is None
+
+
+def test_an_element_word_for_word_goes_before_one_that_could_be_meant():
+    assert dependency("Causes(rain, snow, b)", ("rain", "rain, snow", "b")).ends == ("rain, snow", "b")
 
 
 @pytest.mark.parametrize(
@@ -56,6 +61,7 @@ def test_an_end_that_only_one_element_can_mean_is_that_element():
         ("Causes(a)", "'Causes(a)' has one end, and not two"),
         ("Causes(a, moon)", "'Causes(a, moon)' has the end 'moon', which is no element"),
         ("Causes(, b)", "has the end ''"),
+        ("Causes(b, B)", "has one element for both of its ends"),
     ],
 )
 def test_a_broken_dependency_is_named_and_the_rest_of_the_graph_stays(text, said):
@@ -110,6 +116,15 @@ def test_dice_is_above_the_published_fidelity_where_its_first_guess_misses():
     seen = {element: number % 3 > 0 for number, element in enumerate(elements)} | {item.text: True for item in read.dependencies}
     published = knowledge.fidelity({e: seen[e] for e in elements}, {item.text: True for item in read.dependencies})
     assert published < knowledge.dice(read, seen) < 1
+
+
+def test_one_dependency_more_raises_dice_and_may_lower_the_published_fidelity():
+    texts = ["Causes(a, d)", "Causes(b, a)", "Causes(b, c)"]
+    elements = {"a": True, "b": True, "c": False, "d": True}
+    read = knowledge.read({"elements": list(elements), "dependencies": texts})
+    fewer, more = ({text: text in seen for text in texts} for seen in ([texts[0], texts[2]], texts))
+    assert knowledge.dice(read, elements | fewer) < knowledge.dice(read, elements | more)
+    assert knowledge.fidelity(elements, fewer) > knowledge.fidelity(elements, more)
 
 
 def test_fidelity_does_not_break_off_at_a_dependency_that_the_published_code_cannot_read():

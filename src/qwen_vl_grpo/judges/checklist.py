@@ -22,18 +22,27 @@ def read(text: str, items: Sequence[str]) -> dict[str, bool]:
 
     Bullets, numbers, bold type, quotes, brackets, case and the kind of colon do not matter; the item's words do.
     """
-    lines = text.splitlines()
-    headings = [number for number, line in enumerate(lines) if _plain(line).strip(" :") == HEADING]
-    longest_first = sorted({_plain(item): item for item in items}.items(), key=lambda pair: -len(pair[0]))
+    spelled: dict[str, list[str]] = {}
+    for item in items:
+        spelled.setdefault(_plain(item), []).append(item)
+    longest_first = sorted(spelled, key=len, reverse=True)  # for one item may begin as another does
     answers: dict[str, set[bool]] = {}
-    for line in lines[headings[-1] + 1 if headings else 0 :]:
+    for line in listed(text).splitlines():
         said = _plain(line)
         for beginning in (said, re.sub(r"^\d+\s*[.)]\s*", "", said)):
-            found = _answer(beginning, longest_first)
-            if found:
-                answers.setdefault(found[0], set()).add(found[1])
+            name = next((name for name in longest_first if _answer(beginning, name)), None)
+            if name is not None:
+                for item in spelled[name]:
+                    answers.setdefault(item, set()).add(_answer(beginning, name) == "yes")
                 break
     return {item: answers[item].pop() for item in items if len(answers.get(item, ())) == 1}
+
+
+def listed(text: str) -> str:
+    """What stands after the last heading; all of a text without one."""
+    lines = text.splitlines()
+    headings = [number for number, line in enumerate(lines) if _plain(line).strip(" :#") == HEADING]
+    return "\n".join(lines[headings[-1] + 1 if headings else 0 :]).strip()
 
 
 def published(text: str, elements: Sequence[str], dependencies: Sequence[str]) -> tuple[dict[str, bool], dict[str, bool]]:
@@ -49,13 +58,10 @@ def published(text: str, elements: Sequence[str], dependencies: Sequence[str]) -
     return seen
 
 
-def _answer(said: str, longest_first: Sequence[tuple[str, str]]) -> tuple[str, bool] | None:
-    """The item that a line begins with, and its answer; the longest, for one may begin as another does."""
-    for plain, item in longest_first:
-        word = re.match(r"\s*[:=-]+>?\s*(yes|no)\b", said.removeprefix(plain)) if said.startswith(plain) else None
-        if word:
-            return item, word[1] == "yes"
-    return None
+def _answer(said: str, name: str) -> str | None:
+    """The yes or no that follows an item at the beginning of a line; "yes/no" and "yes or no" are none."""
+    word = re.match(r"\s*[:=-]+>?\s*(yes|no)\b(?!\s*(?:/|or\b))", said[len(name) :]) if said.startswith(name) else None
+    return word and word[1]
 
 
 def _plain(text: str) -> str:

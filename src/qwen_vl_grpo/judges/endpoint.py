@@ -1,7 +1,7 @@
 """A judge that is asked over HTTP: OpenAI, or any server with its chat completions, such as `vllm serve`.
 
-This is the only place that asks again: a question that fails for a passing reason (docs/judges.md) is put `judge.attempts` times, and
-of several votes only those are asked for again that are missing.
+This is the only place that asks again: a question whose answer fails for a passing reason is put `judge.attempts` times, and of several
+votes only those are asked for again that are missing.
 """
 
 from __future__ import annotations
@@ -11,157 +11,151 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from qwen_vl_grpo.errors import JudgeError, briefly
+from qwen_vl_grpo.hub import LOOPBACK
 from qwen_vl_grpo.judges import questions, replies
 from qwen_vl_grpo.judges.budget import Budget
+from qwen_vl_grpo.judges.failures import Failure, meaning
 from qwen_vl_grpo.judges.limits import Breaker, RateLimit
 from qwen_vl_grpo.judges.questions import Question
 from qwen_vl_grpo.judges.replies import Reply
-from qwen_vl_grpo.rendered_sections import JudgeSection
+from qwen_vl_grpo.rendered_sections import OPENAI, JudgeSection
 
 if TYPE_CHECKING:
     from openai import OpenAI
 
-OPENAI = "https://api.openai.com/v1"
-PASSING = (408, 409, 429)
-"""Statuses below 500 after which the same request may succeed."""
 PAUSE = 1.0
-"""Seconds before the second attempt, give or take half; doubled before each further one."""
+"""Seconds before the second attempt; doubled before each further one, and up to half as much again, lest threads come together."""
 LONGEST = 120.0
-"""Seconds that are waited at most before an attempt; a server that asks for more has failed."""
-TOP = 20
-"""The most that OpenAI and an unchanged vLLM give."""
+"""Seconds that a server may ask to be left alone; one that asks for more has failed."""
+LIKELIEST = 20
+"""Tokens at each place: the most that OpenAI and an unchanged vLLM tell."""
 
 
 class Endpoint:
-    """Puts questions; threads share one, `judge.concurrency` of them at once. The key comes from OPENAI_API_KEY alone and is never told."""
+    """Puts questions; threads share one, `judge.concurrency` requests at once. The key comes from OPENAI_API_KEY alone and is never told.
+
+    Raises ConfigError for an address that cannot be used.
+    """
 
     def __init__(self, section: JudgeSection):
-        self.identity = section.model_dump(include={"model", "revision", "image_side", "image_format"}) | {"questions": questions.VERSION}
-        """What an answer depends on beside the question; a part of a judge's identity."""
-        self._section = section
-        self._url = section.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI
-        self._key = os.environ.get("OPENAI_API_KEY", "")
-        self._budget = Budget(section)
+        named = section.model_dump(include={"model", "revision", "votes", "image_side", "image_format"})
+        self.identity: dict[str, Any] = named | {"questions": questions.VERSION}
+        """What the answers depend on beside the question: a part of the identity of every judge that asks here."""
+        self._section, self._url = section, section.address
+        self._key = os.environ.get("OPENAI_API_KEY", "").strip()
         self._pictures = questions.Pictures(section.image_side, section.image_format)
-        processes = int(os.environ.get("WORLD_SIZE", "1"))
-        self._requests, self._tokens = (
-            RateLimit(limit and max(1, limit // processes)) for limit in (section.requests_per_minute, section.tokens_per_minute)
-        )
+        self._budget = Budget(section)
         self._breaker = Breaker(section.breaker_failures, section.breaker_pause)
         self._slots = threading.BoundedSemaphore(section.concurrency)
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        self._requests = RateLimit(_share(section.requests_per_minute, processes))
+        self._tokens = RateLimit(_share(section.tokens_per_minute, processes))
+        self._several = True  # until it gives fewer answers than it was asked for
         self._lock = threading.Lock()
         self._loaded: OpenAI | None = None
-        self._several = True  # until the server has answered once where it was asked for several
         self._latencies: list[float] = []
         self._failures = 0
 
     def check(self) -> None:
         """Raise JudgeError if the key is missing, or the endpoint is not there, refuses the key or does not have the model."""
-        if not self._key and self._url.rstrip("/") == OPENAI:
+        if not self._key and self._url == OPENAI:
             raise JudgeError(
-                "OPENAI_API_KEY is not set, and the judge needs it; write it into .env, or name a server of your own with judge.base_url"
+                "OPENAI_API_KEY is not set, and the judge needs it: write it into .env, or name a server of your own with judge.base_url"
             )
         import openai
 
         try:
             models = [model.id for model in self._client.models.list().data]
-        except openai.NotFoundError:
-            return  # not every server lists its models
         except openai.OpenAIError as error:
-            raise self._meaning(error)[0] from None
+            failure = meaning(error, self._section.timeout, self._told)
+            if failure.status == 404:
+                return  # not every server lists its models
+            raise JudgeError(f"{self._named}: {failure}", failure.passing) from None
         if models and self._section.model not in models:
-            raise JudgeError(f"judge.model {self._section.model!r}: {self._shown} does not have it; it has {', '.join(models[:5])}")
+            raise JudgeError(f"{self._named}: there is no such model; it has {', '.join(models[:5])}")
 
     def ask(self, question: Question) -> list[Reply]:
-        """The answers to a question: `question.votes` of them, or fewer, at least one, where others failed to the end.
+        """The answers to a question: `question.votes` of them, or at least one where the others failed to the end.
 
-        Raises JudgeError if none was given, and BudgetError if nothing may be spent any more.
+        Raises JudgeError if there is none, and BudgetError if nothing may be spent any more.
         """
         said: list[Reply] = []
         for attempt in range(1, self._section.attempts + 1):
-            fresh, failure, wait = self._votes(question, question.votes - len(said))
-            said += fresh
+            failure = self._fill(said, question)
             if failure is None:
                 break
             with self._lock:
                 self._failures += 1
-            wait = max(wait, PAUSE * 2 ** (attempt - 1)) * random.uniform(1.0, 1.5)
-            if not failure.passing or attempt == self._section.attempts or wait > LONGEST:
+            if not failure.passing or failure.wait > LONGEST or attempt == self._section.attempts:
                 if said:
                     break
-                raise JudgeError(f"judge.model {self._section.model} at {self._shown}: {failure} ({attempt} attempts)", failure.passing)
-            time.sleep(wait)
+                raise JudgeError(f"{self._named}: {failure}" + (f", after {attempt} attempts" if attempt > 1 else ""), failure.passing)
+            time.sleep(max(failure.wait, PAUSE * 2 ** (attempt - 1)) * random.uniform(1.0, 1.5))
         return said
 
     def figures(self) -> dict[str, float]:
-        """What was spent so far (requests, input_tokens, output_tokens, cost), and since the last call the failures and median latency."""
+        """Totals (requests, input_tokens, output_tokens, cost); failed attempts and the median latency in seconds since the last call."""
         with self._lock:
             latencies, self._latencies = self._latencies, []
             failures, self._failures = self._failures, 0
         latency = {"latency": statistics.median(latencies)} if latencies else {}
         return self._budget.spent | {"failures": float(failures)} | latency
 
-    def _votes(self, question: Question, wanted: int) -> tuple[list[Reply], JudgeError | None, float]:
-        """Up to `wanted` replies; the failure that came between, if one did, and the seconds that the server asks to wait."""
-        said: list[Reply] = []
-        while len(said) < wanted:
-            count = wanted - len(said) if self._several else 1
+    def _fill(self, said: list[Reply], question: Question) -> Failure | None:
+        """Add the replies that are missing, in as few requests as the server can do; returns what failed, if anything did."""
+        while (missing := question.votes - len(said)) > 0:
+            count = missing if self._several else 1
             try:
                 choices = self._send(question, count)
-            except _Failed as failed:
-                return said, failed.error, failed.wait
-            failure = None
+            except Failure as failure:
+                if count == 1 or failure.status not in (400, 422):
+                    return failure
+                choices = []  # some refuse to be asked for several; any other reason shows again
+            self._several = self._several and len(choices) >= count
+            failed = None
             for choice in choices[:count]:
                 try:
                     said.append(replies.read(choice, question))
-                except JudgeError as error:
-                    failure = JudgeError(self._hidden(error), error.passing)
-            if failure is not None:
-                return said, failure, 0.0
-            self._several = self._several and len(choices) >= count
-        return said, None, 0.0
+                except Failure as failure:
+                    failed = failure
+            if failed is not None:
+                return failed
+        return None
 
     def _send(self, question: Question, count: int) -> list[Any]:
-        """One request; returns its choices."""
+        """The choices that one request comes to, at least one; raises Failure and BudgetError."""
         import openai
 
+        arguments = self._arguments(question, count)
+        expected = questions.estimate(question, count, self._section.image_side)
         with self._slots:
             self._budget.check()
-            expected = questions.estimate(question, count, self._section.image_side)
+            self._breaker.enter()
             self._requests.take()
             taken = self._tokens.take(expected)
-            try:
-                self._breaker.enter()
-            except JudgeError as error:
-                raise _Failed(error, LONGEST) from None
             started = time.perf_counter()
             try:
-                completion = self._client.chat.completions.create(**self._arguments(question, count))
-            except openai.OpenAIError as error:
-                failure, wait, down = self._meaning(error)
-                self._breaker.failed(str(failure)) if down else self._breaker.succeeded()
-                raise _Failed(failure, wait) from None
-            except ValueError:
-                self._breaker.succeeded()
-                raise _Failed(JudgeError("its response is no JSON", passing=True)) from None
-            self._breaker.succeeded()
+                completion = self._client.chat.completions.create(**arguments)
+            except (openai.OpenAIError, ValueError) as error:
+                failure = meaning(error, self._section.timeout, self._told)
+                self._breaker.leave(failure)
+                raise failure from None
+            self._breaker.leave(None)
         with self._lock:
             self._latencies.append(time.perf_counter() - started)
         usage = getattr(completion, "usage", None)
-        sent, answered = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
+        sent, answered = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
         if not isinstance(sent, int) or not isinstance(answered, int):
-            sent, answered = expected, 0
+            sent, answered = expected, 0  # not every server says
         self._tokens.correct(taken, sent + answered)
         self._budget.spend(sent, answered)
         choices = getattr(completion, "choices", None)
         if not isinstance(choices, list) or not choices:
-            raise _Failed(JudgeError("its response holds no answer", passing=True))
+            raise Failure("its response holds no answer", passing=True)
         return choices
 
     def _arguments(self, question: Question, count: int) -> dict[str, Any]:
@@ -180,62 +174,35 @@ class Endpoint:
         if count > 1:
             asked["n"] = count
         if question.logprobs:
-            asked |= {"logprobs": True, "top_logprobs": TOP}
+            asked |= {"logprobs": True, "top_logprobs": LIKELIEST}
         return asked
 
     @property
     def _client(self) -> OpenAI:
+        if not all(33 <= ord(letter) < 127 for letter in self._key):  # the client would tell it in an error
+            raise JudgeError("OPENAI_API_KEY holds characters that no key has; write it into .env again")
         with self._lock:
             if self._loaded is None:
                 import openai  # half a second, and a replay needs none of it
 
-                waiting = openai.Timeout(self._section.timeout, connect=10.0)
-                key = self._key or "EMPTY"  # what a server without keys is told
-                self._loaded = openai.OpenAI(api_key=key, base_url=self._url, timeout=waiting, max_retries=0)
+                near = urlsplit(self._url).hostname in LOOPBACK  # no proxy is asked that the environment names for the Hub
+                self._loaded = openai.OpenAI(
+                    api_key=self._key or "EMPTY",  # what a server without keys is told
+                    base_url=self._url,
+                    timeout=openai.Timeout(self._section.timeout, connect=10.0),
+                    max_retries=0,
+                    http_client=openai.DefaultHttpxClient(trust_env=False) if near else None,
+                )
         return self._loaded
 
-    def _meaning(self, error: Exception) -> tuple[JudgeError, float, bool]:
-        """What an error of the client means, the seconds that the server asks to wait, and whether it is down."""
-        import openai
-
-        if isinstance(error, openai.APITimeoutError):
-            return JudgeError(f"it did not answer within {self._section.timeout:g} s", passing=True), 0.0, True
-        if isinstance(error, openai.APIConnectionError):
-            return JudgeError(f"it is not reached ({self._hidden(error.__cause__ or error)})", passing=True), 0.0, True
-        if not isinstance(error, openai.APIStatusError):
-            return JudgeError(self._hidden(error), passing=True), 0.0, False
-        if error.status_code in (401, 403):  # its message is not told: it often holds a part of the key
-            refused = "refuses OPENAI_API_KEY" if self._key else "wants a key, and OPENAI_API_KEY is not set"
-            return JudgeError(f"it {refused} ({error.status_code})"), 0.0, False
-        told = f"it answers {error.status_code} ({self._hidden(error.message)})"
-        passing = (error.status_code in PASSING or error.status_code >= 500) and error.code != "insufficient_quota"
-        down = passing and error.status_code != 429
-        return JudgeError(told, passing), _asked_to_wait(error.response.headers) if passing else 0.0, down
-
-    def _hidden(self, said: object) -> str:
+    def _told(self, said: object) -> str:
         """What somebody else said, on one line and without the key: some gateways repeat it."""
-        text = str(said)
-        return briefly(text.replace(self._key, "[OPENAI_API_KEY]") if self._key else text)
+        return briefly(str(said).replace(self._key, "[OPENAI_API_KEY]") if self._key else said)
 
     @property
-    def _shown(self) -> str:
-        """The address without a name and password that may stand in it."""
-        parts = urlsplit(self._url)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    def _named(self) -> str:
+        return f"judge.model {self._section.model} at {self._url}"
 
 
-class _Failed(Exception):
-    def __init__(self, error: JudgeError, wait: float = 0.0):
-        super().__init__(str(error))
-        self.error, self.wait = error, wait
-
-
-def _asked_to_wait(headers: Mapping[str, str]) -> float:
-    """Seconds, by Retry-After (seconds or a date, RFC 9110) or OpenAI's retry-after-ms; 0 where neither says."""
-    try:
-        if milliseconds := headers.get("retry-after-ms"):
-            return max(0.0, float(milliseconds) / 1000)
-        stated = headers.get("retry-after", "0")
-        return max(0.0, float(stated) if stated.replace(".", "", 1).isdigit() else parsedate_to_datetime(stated).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return 0.0
+def _share(limit: int | None, processes: int) -> int | None:
+    return limit and max(1, limit // processes)

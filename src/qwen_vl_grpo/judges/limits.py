@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
 
-from qwen_vl_grpo.errors import JudgeError
+from qwen_vl_grpo.judges.failures import Failure
 
 
 class RateLimit:
@@ -49,24 +50,21 @@ class Breaker:
         self._lock = threading.Lock()
 
     def enter(self) -> None:
-        """Raise JudgeError if calls fail at once; `succeeded` or `failed` must follow otherwise."""
+        """Raise Failure if calls fail at once; `leave` must follow otherwise."""
         with self._lock:
             if self._failures < self._most:
                 return
-            now = time.monotonic()
-            if now < self._until:
-                raise JudgeError(
-                    f"it was not asked: {self._failures} requests in a row had no answer, the last with: {self._reason}", passing=True
-                )
-            self._until = now + self._pause  # this call is the one that tries
+            if time.monotonic() < self._until:
+                told = f"it is not asked, since {self._failures} requests in a row had no answer; the last: {self._reason}"
+                raise Failure(told, passing=True, wait=math.inf)
+            self._until = time.monotonic() + self._pause  # this call is the one that tries
 
-    def succeeded(self) -> None:
+    def leave(self, failure: Failure | None) -> None:
+        """Count what a call came to; a failure that is an answer counts as one."""
         with self._lock:
-            self._failures = 0
-
-    def failed(self, reason: str) -> None:
-        with self._lock:
+            if failure is None or not failure.down:
+                self._failures = 0
+                return
             self._failures += 1
-            self._reason = reason
-            if self._failures >= self._most:
-                self._until = time.monotonic() + self._pause
+            self._reason = str(failure)
+            self._until = time.monotonic() + self._pause

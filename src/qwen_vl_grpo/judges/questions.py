@@ -36,6 +36,8 @@ class Question:
     content: tuple[str | Image.Image | Source, ...]
     form: type[BaseModel] | None = None
     """What the answer must be (structured output, strict); None takes it as text."""
+    read: Callable[[str], Any] | None = None
+    """What to make of an answer in text; raises ValueError for one that cannot be used, which is then asked for again."""
     votes: int = 1
     temperature: float = 1.0
     max_tokens: int = 512

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from qwen_vl_grpo.errors import JudgeError, briefly
+from qwen_vl_grpo.errors import briefly
+from qwen_vl_grpo.judges.failures import Failure
 from qwen_vl_grpo.judges.questions import Question
 
 
@@ -18,12 +20,12 @@ class Token:
 
     text: str
     likely: Mapping[str, float]
-    """Tokens that might have stood there, with their log probabilities: 20 at most, and raw ones, so renormalise over those you allow."""
+    """Text -> log probability, of the likeliest 20 tokens. vLLM's are those before the form rules any out: renormalise over yours."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer. `parsed` is an instance of the question's form, None where it has none."""
+    """One answer. `parsed` is an instance of the question's form, or what its `read` made of the text, or None."""
 
     text: str
     parsed: Any = None
@@ -32,7 +34,7 @@ class Reply:
 
 
 def read(choice: Any, question: Question) -> Reply:
-    """The reply in one choice of a completion; raises JudgeError, passing where another attempt may give one.
+    """The reply in one choice of a completion; raises Failure, passing where another attempt may give one.
 
     The choice comes from a server that may break the protocol: nothing in it is taken for granted.
     """
@@ -40,28 +42,36 @@ def read(choice: Any, question: Question) -> Reply:
     text, refusal = getattr(message, "content", None), getattr(message, "refusal", None)
     reason = getattr(choice, "finish_reason", None)
     if refusal or reason == "content_filter":
-        raise JudgeError(f"it refused ({briefly(refusal) if refusal else 'content filter'})")
+        raise Failure(f"it refused ({briefly(refusal) if refusal else 'content filter'})")
     if reason == "length":
-        raise JudgeError(f"its answer was cut off at {question.max_tokens} tokens", passing=True)
+        raise Failure(f"its answer was cut off at {question.max_tokens} tokens", passing=True)
     if reason != "stop":
-        raise JudgeError(f"its answer ended with {briefly(reason)!r}", passing=True)
+        raise Failure(f"its answer ended with {briefly(reason)!r}", passing=True)
     if not isinstance(text, str) or not text.strip():
-        raise JudgeError("its answer is empty", passing=True)
-    return Reply(text, _parsed(text, question.form), _tokens(choice))
+        raise Failure("its answer is empty", passing=True)
+    return Reply(text, _parsed(text, question), _tokens(choice))
 
 
-def _parsed(text: str, form: type[BaseModel] | None) -> BaseModel | None:
-    if form is None:
-        return None
+def _parsed(text: str, question: Question) -> Any:
+    form = question.form
     try:
-        return form.model_validate_json(text)
+        return form.model_validate_json(text) if form else question.read(text) if question.read else None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        said = f"{where}: {first['msg']}" if where else first["msg"]
-        raise JudgeError(f"its answer {briefly(text)!r} is no {form.__name__} ({briefly(said)})", passing=True) from None
+        reason = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    except ValueError as error:
+        reason = str(error)
+    raise Failure(f"its answer {briefly(text)!r} cannot be used ({briefly(reason)})", passing=True)
 
 
 def _tokens(choice: Any) -> tuple[Token, ...]:
     content = getattr(getattr(choice, "logprobs", None), "content", None) or ()
-    return tuple(Token(one.token, {top.token: top.logprob for top in one.top_logprobs} or {one.token: one.logprob}) for one in content)
+    return tuple(Token(one.token, _by_text(one.top_logprobs or [one])) for one in content)
+
+
+def _by_text(likely: Any) -> dict[str, float]:
+    """Text -> log probability; several tokens may have the same text, and then stand for it together."""
+    together: dict[str, float] = {}
+    for one in likely:
+        together[one.token] = together.get(one.token, 0.0) + math.exp(one.logprob)
+    return {text: math.log(probability) if probability else -math.inf for text, probability in together.items()}
