@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -98,15 +98,22 @@ def _complexity(level: int) -> int:
     return level
 
 
+Element = TypeVar("Element")
+OneOrMore = Annotated[tuple[Element, ...], BeforeValidator(_listed)]
+Complexity = Annotated[int, AfterValidator(_complexity)]
+Level = Annotated[str, AfterValidator(_one_of(LEVELS))]
+Discipline = Annotated[str, AfterValidator(_one_of(DISCIPLINES))]
+
+
 class DataSection(Section):
     columns: dict[ColumnName, str] = {}
     """Our name -> the data set's column (`question: query` reads `query`), for: image, images, question (also an instruction or a
     prompt), answer, id, what an answer is judged by (choices, precision, unit, question_type, answer_type), and a knowledge graph."""
-    complexity: Annotated[tuple[Annotated[int, AfterValidator(_complexity)], ...], BeforeValidator(_listed)] = ()
+    complexity: OneOrMore[Complexity] = ()
     """Complex-Edit's levels (task image_edit), 1 to 8, one or several: each is one instruction for each picture; none takes all."""
-    levels: Annotated[tuple[Annotated[str, AfterValidator(_one_of(LEVELS))], ...], BeforeValidator(_listed)] = ()
+    levels: OneOrMore[Level] = ()
     """MMMG's levels (task text_to_image), preschool to PhD, one or several; none takes all."""
-    disciplines: Annotated[tuple[Annotated[str, AfterValidator(_one_of(DISCIPLINES))], ...], BeforeValidator(_listed)] = ()
+    disciplines: OneOrMore[Discipline] = ()
     """MMMG's disciplines (task text_to_image), one or several; none takes all."""
     decoys: int = Field(default=3, ge=0)
     """Elements of other knowledge graphs that a judge is asked about in each picture of task text_to_image: how often it sees what

@@ -49,6 +49,7 @@ def test_the_documented_edit_holds_its_documented_values():
     }  # fmt: skip
     assert {key: getattr(loaded, key) for key in documented} == documented
     assert (loaded.lora.enabled, loaded.renderer.name, loaded.judge.name) == (True, "qwen_image_edit", "complex_edit")
+    assert loaded.judge.weights == {"alignment": 0.6, "quality": 0.4}
     assert configs.load(PROJECT / "configs/text_to_image.yaml").output_dir == "outputs/grpo_qwen_image"
 
 

@@ -146,6 +146,18 @@ def test_a_broken_dependency_stays_is_not_asked_for_and_is_said(prepare, own_row
     assert str(prepare(dataset_name=report.name.partition(",")[0], data={"columns": {"graph": "graph"}})[1]).count("2 remarks") == 1
 
 
+def test_objects_of_different_keys_and_a_picture_in_the_rows_do_no_harm(prepare, tmp_path):
+    rows = [
+        {"question": "Draw a frog.", "Visual Components": FROG, "Key Knowledge": {"first": "A frog was an egg."}},
+        {"question": "Draw it.", "Visual Components": FROG, "Key Knowledge": {"other": ["a", 1]}},
+    ]
+    (tmp_path / "train.json").write_text(json.dumps({"0_preschool": {"Biology": rows}}), encoding="utf-8")
+    kept, _ = prepare(dataset_name=str(tmp_path))
+    assert [json.loads(text) for text in kept["Key Knowledge"]] == [row["Key Knowledge"] for row in rows]
+    picture = {"bytes": b"PNG", "path": None}
+    assert text_to_image.arrange([rows[0] | {"image": picture}], DataSection())[0][1]["image"] == picture
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [

@@ -81,26 +81,32 @@ def arrange(rows: Sequence[Mapping[str, Any]], data: DataSection) -> list[tuple[
     Decoys are elements of the graphs of other disciplines where the data has others, else of any other graph; the same for the same
     data. A graph that cannot be read gets none, and is refused by read_row.
     """
-    graphs = [_graph(row, data) for row in rows]
-    places = [_place(row) for row in rows]
-    elements: dict[str, set[str]] = {}
-    for graph, (_, discipline) in zip(graphs, places, strict=True):
-        elements.setdefault(discipline, set()).update(graph.elements if graph else ())
-    foreign = {
-        own: sorted(set().union(*(texts for other, texts in elements.items() if other != own or len(elements) == 1))) for own in elements
-    }
+    graphs, places = [_graph(row, data) for row in rows], [_place(row) for row in rows]
+    foreign = _foreign(graphs, [discipline for _, discipline in places])
     arranged: list[tuple[int, Mapping[str, Any]]] = []
     for number, (row, graph, (level, discipline)) in enumerate(zip(rows, graphs, places, strict=True)):
         if (data.levels and level not in data.levels) or (data.disciplines and discipline not in data.disciplines):
             continue
-        decoys = list(row.get("decoys") or (graph.decoys if graph else ()))
+        decoys = row.get("decoys") or (graph and graph.decoys)
         if graph and not decoys:
-            chance = random.Random(f"{number}:{graph.elements}")
-            offered = chance.sample(foreign[discipline], min(OFFERED, len(foreign[discipline])))
-            decoys = list(knowledge.with_decoys(graph, offered, data.decoys, seed=0).decoys)
-        plain = {name: json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value for name, value in row.items()}
-        arranged.append((number, plain | {"decoys": decoys}))
+            offered = random.Random(f"{number}:{graph.elements}").sample(foreign[discipline], min(OFFERED, len(foreign[discipline])))
+            decoys = knowledge.with_decoys(graph, offered, data.decoys, seed=0).decoys
+        arranged.append((number, {name: _plain(value) for name, value in row.items()} | {"decoys": list(decoys or ())}))
     return arranged
+
+
+def _foreign(graphs: Sequence[knowledge.KnowledgeGraph | None], disciplines: Sequence[str]) -> dict[str, list[str]]:
+    """Discipline -> the elements of the others' graphs, or of its own where there are no others; in alphabetical order."""
+    elements: dict[str, set[str]] = {discipline: set() for discipline in disciplines}
+    for graph, discipline in zip(graphs, disciplines, strict=True):
+        elements[discipline].update(graph.elements if graph else ())
+    others = {own: [texts for other, texts in elements.items() if other != own] or [elements[own]] for own in elements}
+    return {own: sorted(set().union(*texts)) for own, texts in others.items()}
+
+
+def _plain(value: Any) -> Any:
+    """An object as JSON text, since no two need have the same keys; a picture as it is."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) and "bytes" not in value else value
 
 
 def _graph(row: Mapping[str, Any], data: DataSection) -> knowledge.KnowledgeGraph | None:
