@@ -19,6 +19,7 @@ from qwen_vl_grpo.errors import DataError, RenderError
 from qwen_vl_grpo.images import embeddings, width
 from qwen_vl_grpo.images.embeddings import PolicyEncoder, Turn
 from qwen_vl_grpo.interfaces import Source
+from qwen_vl_grpo.pictures import preprocessed_once
 
 KINDS = tuple(tiny_qwen_image.PIPELINES)
 EDITING = KINDS[1:]
@@ -117,6 +118,12 @@ def test_what_else_is_in_the_batch_changes_nothing(kind, model, processor):
     alone = [PolicyEncoder(kind, model, processor).encode([one])[0] for one in turns]
     assert max(map(apart, states(together), states(alone))) < 1e-5
     assert [one.tokens for one in together] == [one.tokens for one in alone]
+
+
+def test_equal_turns_are_read_once_wherever_they_stand(model, processor):
+    encoder = PolicyEncoder("qwen_image", model, processor, batch_size=2)
+    first, *_, again = encoder.encode([turn("qwen_image", written) for written in (SHORT, LONG, "", SHORT)])
+    assert again is first
 
 
 def test_a_completions_states_follow_those_of_its_instruction(model, processor):
@@ -228,6 +235,15 @@ def test_3000_tokens_are_cut_to_what_the_dit_reads(kind, model, processor):
 def test_pictures_that_a_pipeline_does_not_take_are_refused(kind, sources, said, model, processor):
     with pytest.raises(DataError, match=said):
         PolicyEncoder(kind, model, processor).encode([Turn(SHORT, (), sources)])
+
+
+def test_the_trainers_picture_processor_and_this_one_do_not_come_between_each_other(model, processor):
+    limits = dict(processor.image_processor.size)
+    encoder = PolicyEncoder("qwen_image_edit", model, processor)
+    outside = encoder.encode([turn("qwen_image_edit", SHORT)])
+    with preprocessed_once(processor):  # as while a step's rewards are computed: it gives numbers in place of pixels
+        assert encoder.encode([turn("qwen_image_edit", SHORT)]) == outside
+    assert dict(processor.image_processor.size) == limits
 
 
 def test_a_picture_is_read_in_colour(model, processor):

@@ -101,21 +101,23 @@ class PolicyEncoder:
             raise RenderError(f"{kind}: its pipeline drops {declared} tokens, and its system turn has {found}; this diffusers is not known")
 
     def encode(self, turns: Sequence[Turn], adapters: bool = True) -> list[Encoded]:
-        """The states of each turn, in order.
+        """The states of each turn, in order; equal turns are read once.
 
         With `adapters=False` they are the base model's; a policy that is trained whole has no other weights than its own. Nothing of
         the model changes: not what learns, not its training mode, not the positions that it remembers. Raises DataError for a number
         of pictures that the pipeline does not take.
         """
         prefixes: dict[tuple[str, tuple[Source, ...]], tuple[Any, int]] = {}
-        rows = [self._row(turn, prefixes) for turn in turns]
+        distinct = list(dict.fromkeys(turns))
+        rows = [self._row(turn, prefixes) for turn in distinct]
         without = self._model.disable_adapter() if isinstance(self._model, PeftModel) and not adapters else nullcontext()
         encoded: list[Encoded] = []
         with torch.no_grad(), _undisturbed(self._model), without:
             for start in range(0, len(rows), self._batch_size):
                 batch = rows[start : start + self._batch_size]
                 encoded += [_encoded(row, states) for row, states in zip(batch, self._forward(batch), strict=True)]
-        return encoded
+        by_turn = dict(zip(distinct, encoded, strict=True))
+        return [by_turn[turn] for turn in turns]
 
     def _row(self, turn: Turn, prefixes: dict[tuple[str, tuple[Source, ...]], tuple[Any, int]]) -> _Row:
         """Put the pipeline's template and the sampled ids together; the completions of a prompt share its `prefixes`."""
@@ -216,5 +218,8 @@ def _undisturbed(model: Any) -> Iterator[None]:
 
 
 def _second(ids: Sequence[int], wanted: int) -> int:
-    """Where the user's turn begins: every turn begins with the same token, and the system's is the first."""
+    """Where the user's turn begins: every turn begins with the same token, and the system's is the first.
+
+    The ids of the whole header would not do: a line break that an instruction begins with makes one token with the header's.
+    """
     return ids.index(wanted, ids.index(wanted) + 1)
