@@ -27,7 +27,7 @@ from qwen_vl_grpo import config
 from qwen_vl_grpo.interfaces import RunCard
 
 FOLDER = Path("outputs/demo/images")
-TASKS = {"text_to_image": "Draw how a chick hatches.", "image_edit": "Make the door blue."}
+TASKS = {"text_to_image": "Draw how a chick hatches.", "image_edit": "Paint the wall blue."}
 """Each task with what it is asked at the end."""
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     for task, question in TASKS.items():
         started = time.perf_counter()
         run(task)
-        ask(f"{task.replace('_', '-')}-demo", question, FOLDER / "door.png" if task == "image_edit" else None)
+        ask(f"{task.replace('_', '-')}-demo", question, FOLDER / "room.png" if task == "image_edit" else None)
         console.print(f"{time.perf_counter() - started:.0f} s for {task}\n")
 
 
@@ -56,7 +56,7 @@ def prepare() -> None:
     tiny_qwen_image.build(FOLDER / "qwen-image-edit", "qwen_image_edit", FOLDER / "policy")
     edit_rows.write(FOLDER / "edits")
     knowledge_rows.write(FOLDER / "knowledge")
-    edit_rows.rows("test_syn")[0]["image"].save(FOLDER / "door.png")
+    edit_rows.rows("test_syn")[0]["image"].save(FOLDER / "room.png")
     console.print(f"a policy of {weights / 1e6:.2f} million weights, a tiny Qwen-Image and Qwen-Image-Edit, all random, in {FOLDER}")
 
 
