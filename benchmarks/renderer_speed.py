@@ -52,14 +52,8 @@ def random_pipeline(kind: tiny_qwen_image.Kind, device: torch.device, dtype: tor
             "in_channels": 16, "out_channels": 4, "num_layers": 2, "attention_head_dim": 16, "num_attention_heads": 3,
             "joint_attention_dim": TINY_WIDTH, "axes_dims_rope": (8, 4, 4),
         }  # fmt: skip
-        vae = {
-            "base_dim": 8,
-            "z_dim": 4,
-            "dim_mult": [1, 2, 2, 2],
-            "num_res_blocks": 1,
-            "latents_mean": [0.0] * 4,
-            "latents_std": [1.0] * 4,
-        }
+        four = {"z_dim": 4, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
+        vae = {"base_dim": 8, "dim_mult": [1, 2, 2, 2], "num_res_blocks": 1} | four
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     torch.manual_seed(0)
@@ -116,14 +110,13 @@ def peak(device: torch.device) -> float | None:
 def measure(kind: tiny_qwen_image.Kind, device: torch.device, given: argparse.Namespace) -> dict[str, Any]:
     """The same pictures in batches of each size, in turns, so that what else the machine does falls on all of them."""
     section = RendererSection(name=kind, width=given.side, height=given.side, steps=given.steps, offload="asleep")
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     clock, width = Clock(device), TINY_WIDTH if given.tiny else WIDTH
 
     class Random(KINDS[kind]):  # type: ignore[misc]
         def _read(self, dtype: torch.dtype) -> Any:
             return random_pipeline(kind, device, dtype, given.tiny)
 
-    renderer = Random(section.model_copy(update={"dtype": str(dtype).removeprefix("torch.")}), device)
+    renderer = Random(section, device)
     nothing = Conditioning("negative", torch.randn(8, width, generator=torch.Generator().manual_seed(1)))
     renderer.negative = lambda asked: [nothing] * len(asked)
     seconds_to_load, pipeline = clock(lambda: renderer.pipeline)

@@ -9,6 +9,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from demo import tiny_qwen_image
+from qwen_vl_grpo.errors import RenderError
 from qwen_vl_grpo.images import frozen, qwen_image_edit
 from qwen_vl_grpo.images.embeddings import PolicyEncoder, Turn
 from qwen_vl_grpo.interfaces import Conditioning, RenderRequest, Source
@@ -178,3 +179,11 @@ def test_no_weight_moves_and_neither_encoder_nor_processor_is_loaded(renderer, k
     with torch.enable_grad():
         made.render([request(WIDE), request(OTHER)])
     assert all(torch.equal(weight, old) and not weight.requires_grad for weight, old in zip(weights, before, strict=True))
+
+
+def test_weights_of_another_pipeline_are_refused_before_any_is_read(renderer, folders):
+    for kind in KINDS:
+        renderer(kind).check()
+    said = r"holds the weights of QwenImageEditPlusPipeline, and renderer.name qwen_image_edit draws with QwenImageEditPipeline"
+    with pytest.raises(RenderError, match=said):
+        renderer(model=str(folders["qwen_image_edit_plus"])).check()

@@ -36,6 +36,9 @@ class FrozenRenderer(ABC):
     for them (`_given`).
     """
 
+    draws_with: str
+    """The class that a folder of its weights names; diffusers would load another's without a word."""
+
     def __init__(self, section: RendererSection, device: torch.device):
         self.identity = json.dumps(section.model_dump(exclude=set(OUTSIDE)), sort_keys=True)
         self.batch_size = section.batch_size
@@ -44,8 +47,16 @@ class FrozenRenderer(ABC):
         self._loaded: Any = None
 
     def check(self) -> None:
-        """Raise RenderError if the weights are not there, or may not be had, before any is read."""
-        weights.check("renderer.model", self._section.model, "model_index.json", self._section.revision, RenderError)
+        """Raise RenderError if the weights are not there, may not be had, or are another renderer's, before any is read."""
+        model, name = self._section.model, self._section.name
+        file = weights.check("renderer.model", model, "model_index.json", self._section.revision, RenderError)
+        with weights.loading("renderer.model", model, RenderError):
+            index = json.loads(file.read_text(encoding="utf-8"))
+        named = index.get("_class_name") if isinstance(index, dict) else None
+        if named != self.draws_with:
+            raise RenderError(
+                f"renderer.model {model}: holds the weights of {named}, and renderer.name {name} draws with {self.draws_with}"
+            )
 
     def render(self, requests: Sequence[RenderRequest]) -> list[Image.Image | RenderError]:
         """Draw requests, those that are alike together. A batch that does not fit into memory is halved, and so are those after it.

@@ -25,6 +25,7 @@ log = logging.getLogger("qwen_vl_grpo")
 class QwenImage(FrozenRenderer):
     """An ImageGenerator that reads states of shape (tokens, width of the policy)."""
 
+    draws_with = "QwenImagePipeline"
     negative: Callable[[Sequence[RenderRequest]], list[Conditioning]] | None = None
     """The states of `renderer.negative_prompt` for each of some requests, as the policy's base weights encode it."""
 
@@ -55,7 +56,7 @@ class QwenImage(FrozenRenderer):
         """Read a pipeline without some parts, which are not downloaded either."""
         section = self._section
         pipeline = kind.from_pretrained(section.model, revision=section.revision, dtype=dtype, **dict.fromkeys(parts))
-        pipeline.vae.enable_slicing()  # one picture at a time: its memory would grow with the batch, and its speed does not
+        pipeline.vae.enable_slicing()  # one picture at a time, or its memory would grow with the batch
         return pipeline
 
     def _alike(self, request: RenderRequest) -> Hashable:
@@ -74,7 +75,7 @@ class QwenImage(FrozenRenderer):
     def _given(self, pipeline: Any, requests: Sequence[RenderRequest]) -> dict[str, Any]:
         width, height = self._sides(requests[0])
         given = {"width": width, "height": height, "true_cfg_scale": self._section.guidance_scale}
-        given["prompt_embeds"], given["prompt_embeds_mask"] = self._batch(pipeline, [self._read_of(request) for request in requests])
+        given["prompt_embeds"], given["prompt_embeds_mask"] = self._batch(pipeline, [self._states(request) for request in requests])
         if self._guided and self.negative is not None:
             states = [conditioning.states for conditioning in self.negative(requests)]
             if len(states) != len(requests):
@@ -82,7 +83,7 @@ class QwenImage(FrozenRenderer):
             given["negative_prompt_embeds"], given["negative_prompt_embeds_mask"] = self._batch(pipeline, states)
         return given
 
-    def _read_of(self, request: RenderRequest) -> torch.Tensor:
+    def _states(self, request: RenderRequest) -> torch.Tensor:
         """The states that the transformer sees: the first `text_tokens`."""
         states, most = conditioned(request).states, self._section.text_tokens
         if len(states) > most:

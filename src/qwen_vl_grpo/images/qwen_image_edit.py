@@ -27,6 +27,7 @@ POSITIONS = 4096
 class QwenImageEdit(QwenImage):
     """An ImageGenerator that edits one picture a request."""
 
+    draws_with = "QwenImageEditPipeline"
     several = False
     """Whether a request may have more than one source."""
 
@@ -56,7 +57,7 @@ class QwenImageEdit(QwenImage):
             return super()._sides(request)
         return shaped(self._section.width * self._section.height, request.sources[-1].image)
 
-    def _read_of(self, request: RenderRequest) -> torch.Tensor:
+    def _states(self, request: RenderRequest) -> torch.Tensor:
         """All of them: the pictures' own stand among them, and the pipelines cut nothing."""
         return conditioned(request).states
 
@@ -69,6 +70,7 @@ class QwenImageEdit(QwenImage):
 class QwenImageEditPlus(QwenImageEdit):
     """An ImageGenerator that edits one or more pictures a request, one request at a time: its pipeline takes no more."""
 
+    draws_with = "QwenImageEditPlusPipeline"
     several = True
 
     def __init__(self, section: RendererSection, device: torch.device):

@@ -17,6 +17,8 @@ from qwen_vl_grpo.interfaces import RenderRequest
 class StableDiffusion3(FrozenRenderer):
     """An ImageGenerator that reads completions."""
 
+    draws_with = "StableDiffusion3Pipeline"
+
     def _read(self, dtype: torch.dtype) -> Any:
         # seconds, and a replay needs none of it
         from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import StableDiffusion3Pipeline
