@@ -1,4 +1,4 @@
-"""Covers rewards/rendered.py: judging while drawing, failures that are no scores, retries, sizes, the cache and the replay."""
+"""Covers rewards/rendered.py: judging while drawing, failures that are no scores, sizes, the cache and the replay."""
 
 import threading
 import time
@@ -112,25 +112,12 @@ def test_too_many_failures_stop_the_run_and_say_why():
         scores(RenderedScores(Painter(), Critic()), wanted, most_failures=0.25)
 
 
-def test_a_passing_failure_is_tried_again_and_another_is_not():
-    def failing(request, call):
-        if request.completion == "busy":
-            return JudgeError("429", passing=True) if call < 3 else None
-        return JudgeError("refused") if request.completion == "refused" else None
-
-    critic = Critic(failing=failing)
-    score = RenderedScores(Painter(), critic, attempts=3, pause=0.01)
-    outcomes = score([request(text) for text in ("busy", "refused", "a")]).outcomes
-    assert isinstance(outcomes[0], Judgement) and isinstance(outcomes[1], JudgeError) and isinstance(outcomes[2], Judgement)
-    assert (critic.calls.count("busy"), critic.calls.count("refused"), critic.calls.count("a")) == (3, 1, 1)
-
-
-def test_a_failure_that_does_not_pass_stays_one(tmp_path):
+def test_a_failure_is_not_remembered(tmp_path):
     memory = JudgementCache(tmp_path / "kept.sqlite", "painter", "critic")
-    critic = Critic(failing=lambda request, call: JudgeError("429", passing=True))
-    outcome = RenderedScores(Painter(), critic, memory, attempts=2, pause=0.01)([request("a")]).outcomes[0]
-    assert isinstance(outcome, JudgeError) and len(critic.calls) == 2
-    assert memory.find([request("a")]) == {}  # so that it is tried again on resuming
+    critic = Critic(failing=lambda request, call: JudgeError("429", passing=True) if call == 1 else None)
+    score = RenderedScores(Painter(), critic, memory)
+    assert isinstance(score([request("a")]).outcomes[0], JudgeError)
+    assert isinstance(score([request("a")]).outcomes[0], Judgement)
 
 
 def test_a_judge_that_breaks_down_ends_the_call_without_waiting_for_the_rest():
