@@ -131,7 +131,7 @@ PLANNING = """\
 {notice}
 `grpo plan --config FILE` says whether a run fits a card, before anything is loaded: it reads config.json of the model and imports no torch.
 Weights by part, the adapter, the optimizer, the gradients and the engine's share are counted exactly. **Activations, and what driver and
-engine hold besides, are estimates**: fitted on a CPU to counts of every storage that small models of the three families make
+engine hold besides, are estimates**: fitted on a CPU to counts of every storage that small models of the three Qwen-VL families make
 (`python benchmarks/activations.py` prints both side by side), not to the runs below.
 
 ## Predicted against measured

@@ -37,7 +37,8 @@ class RunConfig(Section):
     output_dir: str = "outputs/qwen-vl-grpo"
     """The run lives in {output_dir}/{run_id}/."""
     model_name: str = "Qwen/Qwen2.5-VL-7B-Instruct"
-    """A Qwen2-VL, Qwen2.5-VL or Qwen3-VL checkpoint: Hub id or local folder."""
+    """A Qwen2-VL, Qwen2.5-VL or Qwen3-VL checkpoint, or for a task without pictures a text-only Qwen2.5 or Qwen3: Hub id or local
+    folder."""
     init_from: RunId | None = None
     """A run whose last checkpoint this one starts from (weights or adapter alone); a KL term still counts from model_name."""
     model_revision: str | None = None

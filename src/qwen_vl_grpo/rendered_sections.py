@@ -6,9 +6,10 @@ The text under each field is its documentation: docs/configuration.md is generat
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.sections import Section
@@ -199,6 +200,13 @@ class PlacementSection(Section):
     """Part -> the share of its card's memory that it may take; parts on one card share what they may take together."""
     empty_cache_every: int = Field(default=5, ge=1)
     """Steps after which the memory that torch holds and nobody uses is given back."""
+
+    @field_validator("renderer", "judge")
+    @classmethod
+    def _a_device(cls, given: str) -> str:
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", given):
+            raise ValueError(f"{given!r} is no device; write auto, cuda:1, mps or cpu")
+        return given
 
     @model_validator(mode="after")
     def _shares_of_one(self) -> PlacementSection:

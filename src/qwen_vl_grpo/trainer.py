@@ -14,10 +14,10 @@ import datasets
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
-from transformers import AutoModelForImageTextToText, TrainerState
+from transformers import TrainerState
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo import checkpoints, groups, tracking
+from qwen_vl_grpo import checkpoints, groups, processors, tracking
 from qwen_vl_grpo.correction import importance_weights, joined, statistics
 from qwen_vl_grpo.errors import DivergenceError, PolicyError, RegistryError
 from qwen_vl_grpo.pictures import OncePreprocessed, SharedRows, preprocessed_once, seen_once
@@ -38,7 +38,7 @@ class VisionGRPOTrainer(GRPOTrainer):
     """GRPO on pictures: tables that W&B accepts, no pictures sent between ranks, batches that mix pictures and text."""
 
     def __init__(self, *arguments: Any, correction: str = "sequence_mean", checkpoint_limit: int | None = None, **named: Any):
-        if named["processing_class"].tokenizer.padding_side != "left":  # trl#5785
+        if processors.tokenizer(named["processing_class"]).padding_side != "left":  # trl#5785
             raise PolicyError("the processor pads on the right, which puts picture types on padded places; set padding_side to left")
         super().__init__(*arguments, **named)
         self._table_images: list[Any] = []
@@ -79,8 +79,8 @@ class VisionGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """Preprocess each picture once, and leave the importance ratio to the loss: TRL reads every sample once more for it."""
-        training = self.model.training  # type: ignore[union-attr]
-        once = preprocessed_once(self.processing_class, not self.use_vllm) if training else nullcontext(self._pictures)
+        reads = self.model.training and processors.sees(self.processing_class)  # type: ignore[union-attr]
+        once = preprocessed_once(self.processing_class, not self.use_vllm) if reads else nullcontext(self._pictures)
         started, corrects = time.perf_counter(), self.vllm_importance_sampling_correction
         self.vllm_importance_sampling_correction = False
         try:
@@ -199,7 +199,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         model = model or self.model
         if isinstance(model, PeftModel) or self.is_fsdp_enabled or self.is_deepspeed_enabled:
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
-        saved = AutoModelForImageTextToText.from_pretrained(resume_from_checkpoint, dtype=model.dtype)
+        saved = type(model).from_pretrained(resume_from_checkpoint, dtype=model.dtype)
         model.load_state_dict(saved.state_dict())
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
