@@ -436,6 +436,17 @@ def test_a_password_in_the_address_is_refused(monkeypatch):
     assert "secret@" not in str(caught.value)
 
 
+def test_no_key_goes_over_a_network_in_clear_text(server):
+    for call in (lambda asking: asking.check(), lambda asking: asking.ask(question())):
+        with pytest.raises(JudgeError, match="in clear text; use https"):
+            call(endpoint(server, base_url="http://judge.example:8000/v1"))
+
+
+def test_a_proxy_is_not_asked_for_a_server_on_this_machine(server, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert endpoint(server).ask(question())
+
+
 class Redness:
     """A judge made of an endpoint, as the real ones are."""
 

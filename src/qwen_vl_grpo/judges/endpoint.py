@@ -181,17 +181,19 @@ class Endpoint:
     def _client(self) -> OpenAI:
         if not all(33 <= ord(letter) < 127 for letter in self._key):  # the client would tell it in an error
             raise JudgeError("OPENAI_API_KEY holds characters that no key has; write it into .env again")
+        near = urlsplit(self._url).hostname in LOOPBACK
+        if self._key and not near and self._url.startswith("http:"):
+            raise JudgeError(f"{self._named}: would get OPENAI_API_KEY in clear text; use https or a tunnel, or unset it")
         with self._lock:
             if self._loaded is None:
                 import openai  # half a second, and a replay needs none of it
 
-                near = urlsplit(self._url).hostname in LOOPBACK  # no proxy is asked that the environment names for the Hub
                 self._loaded = openai.OpenAI(
                     api_key=self._key or "EMPTY",  # what a server without keys is told
                     base_url=self._url,
                     timeout=openai.Timeout(self._section.timeout, connect=10.0),
                     max_retries=0,
-                    http_client=openai.DefaultHttpxClient(trust_env=False) if near else None,
+                    http_client=openai.DefaultHttpxClient(trust_env=False) if near else None,  # no proxy named for the Hub is asked
                 )
         return self._loaded
 
