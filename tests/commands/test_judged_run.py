@@ -83,13 +83,12 @@ def judge(server, **changes):
     return CHANGES | {
         "judge": {
             "name": "parts.py:Asking", "model": "gpt-4o-2024-11-20", "base_url": server.url, "concurrency": 2, "cache": "judged.sqlite",
-            "spending": "spending.json",
         } | changes
     }  # fmt: skip
 
 
 def spent(workshop):
-    return json.loads((workshop.folder / "spending.json").read_text(encoding="utf-8"))
+    return json.loads((workshop.run_dir("judged") / "spending.json").read_text(encoding="utf-8"))
 
 
 def test_a_budget_ends_a_run_which_goes_on_with_a_larger_one_and_the_key_is_nowhere(workshop, server):

@@ -17,7 +17,7 @@ from qwen_vl_grpo import enhancement, placement, rendered_parts
 from qwen_vl_grpo.errors import ConfigError, DataError
 from qwen_vl_grpo.interfaces import Judgement, Mode, RenderRequest, RewardFunction, Sample, Task, Verdict
 from qwen_vl_grpo.rendered_gallery import Entry, RenderedGallery
-from qwen_vl_grpo.rendered_sections import JudgeSection, PenaltiesSection, PlacementSection, RendererSection
+from qwen_vl_grpo.rendered_sections import PenaltiesSection, PlacementSection, RendererSection
 from qwen_vl_grpo.rewards.rendered import scores, seed_of
 from qwen_vl_grpo.rewards.xml import texts
 from qwen_vl_grpo.sections import DataSection
@@ -93,8 +93,8 @@ def rendered_reward(config: RunConfig) -> RewardFunction:
 
     The score is None for a completion that is empty, and for one that could not be drawn or judged.
     """
-    judging = config.judge or JudgeSection()
-    placing, penalties = config.placement or PlacementSection(), config.penalties or PenaltiesSection()
+    judging, placing = config.judging, config.placement or PlacementSection()
+    penalties = config.penalties or PenaltiesSection()
     score = rendered_parts.build(config.renderer or RendererSection(), judging, placing)
     kept = RenderedGallery(config.run_dir, config.max_steps)
 
