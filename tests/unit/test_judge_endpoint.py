@@ -429,6 +429,24 @@ def test_what_a_run_would_stumble_over_is_said_before_it_starts(server, monkeypa
     assert "lines" not in str(caught.value)
 
 
+def test_an_address_that_is_none_of_a_judge_is_told_before_the_start(server):
+    server.models = Response(raw=b"<html>", headers={"Content-Type": "text/html"})
+    with pytest.raises(JudgeError, match="tells no models; most addresses end with /v1"):
+        endpoint(server).check()
+    server.models = Response(raw=b'{"data": [')
+    with pytest.raises(JudgeError, match="no JSON"):
+        endpoint(server).check()
+
+
+def test_a_server_that_lists_no_models_is_asked_something(server):
+    server.models = Response(status=404)
+    endpoint(server).check()
+    assert server.asked[0].body["max_completion_tokens"] == 16
+    server.answer = lambda asked: Response(status=404, error={"message": "no such model"})
+    with pytest.raises(JudgeError, match="no such model"):
+        endpoint(server).check()
+
+
 def test_a_password_in_the_address_is_refused(monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "https://me:secret@gateway.example/v1")
     with pytest.raises(ConfigError, match="OPENAI_API_KEY") as caught:

@@ -66,17 +66,18 @@ class Endpoint:
             raise JudgeError(
                 "OPENAI_API_KEY is not set, and the judge needs it: write it into .env, or name a server of your own with judge.base_url"
             )
-        import openai
-
         try:
-            models = [model.id for model in self._client.models.list().data]
-        except openai.OpenAIError as error:
-            failure = meaning(error, self._section.timeout, self._told)
-            if failure.status == 404:
-                return  # not every server lists its models
+            try:
+                models = self._models()
+            except Failure as failure:
+                if failure.status != 404:
+                    raise
+                self._send(Question("", ("Are you there?",), max_tokens=16), 1)  # not every server lists its models
+                return
+            if self._section.model not in models:
+                raise Failure(f"there is no such model; it has {', '.join(models[:5])}")
+        except Failure as failure:
             raise JudgeError(f"{self._named}: {failure}", failure.passing) from None
-        if models and self._section.model not in models:
-            raise JudgeError(f"{self._named}: there is no such model; it has {', '.join(models[:5])}")
 
     def ask(self, question: Question) -> list[Reply]:
         """The answers to a question: `question.votes` of them, or at least one where the others failed to the end.
@@ -157,6 +158,20 @@ class Endpoint:
         if not isinstance(choices, list) or not choices:
             raise Failure("its response holds no answer", passing=True)
         return choices
+
+    def _models(self) -> list[str]:
+        """What the server lists; raises Failure."""
+        import openai
+
+        try:
+            listed = self._client.models.list().data
+        except AttributeError:  # the client stumbles over a page of HTML
+            listed = None
+        except (openai.OpenAIError, ValueError) as error:
+            raise meaning(error, self._section.timeout, self._told) from None
+        if not isinstance(listed, list):
+            raise Failure("it tells no models; most addresses end with /v1")
+        return [str(getattr(model, "id", None)) for model in listed]
 
     def _arguments(self, question: Question, count: int) -> dict[str, Any]:
         import openai
