@@ -119,9 +119,7 @@ def test_a_merged_copy_is_deleted_once_the_process_that_used_it_is_dead(tmp_path
     copy = tmp_path / "v1-abc"
     copy.mkdir()
     (copy / "model.safetensors").write_bytes(b"weights")
-    holding = (
-        "import pathlib, sys, time; from qwen_vl_grpo import attempts; f = attempts.hold(pathlib.Path(sys.argv[1]))"
-    )
+    holding = "import pathlib, sys, time; from qwen_vl_grpo import attempts; f = attempts.hold(pathlib.Path(sys.argv[1]))"
     process = subprocess.Popen([sys.executable, "-c", f"{holding}; print(flush=True); time.sleep(60)", copy], stdout=subprocess.PIPE)
     assert process.stdout
     process.stdout.readline()

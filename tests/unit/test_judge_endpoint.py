@@ -490,6 +490,16 @@ class Painter:
         pass
 
 
+def test_what_a_step_cost_is_logged(server):
+    server.answer = lambda asked: COUNTED
+    judge, metrics = Redness(endpoint(server, input_price=1000.0, output_price=2000.0)), {}
+    judge.figures = judge.asking.figures
+    scores(RenderedScores(Painter(), judge), [RenderRequest("a cat", "one", 0)], most_failures=0.25, log_metric=metrics.__setitem__)
+    assert metrics["judge/cost"] == pytest.approx(0.2)
+    assert (metrics["judge/requests"], metrics["judge/input_tokens"], metrics["judge/failures"]) == (1, 100, 0)
+    assert metrics["judge/latency"] > 0
+
+
 def test_the_key_is_told_nowhere(server, tmp_path, caplog, capfd, monkeypatch):
     """Whatever goes wrong, and with every library at its most talkative."""
     caplog.set_level(logging.DEBUG)
