@@ -1,7 +1,6 @@
 """Covers a whole run whose judge is asked over HTTP: its budget ends it, a larger one goes on where it stood, and the key is nowhere."""
 
 import json
-import shutil
 from itertools import count
 
 import pytest
@@ -109,13 +108,3 @@ def test_a_budget_ends_a_run_which_goes_on_with_a_larger_one_and_the_key_is_nowh
     told = stopped.stdout + stopped.stderr + done.stdout + done.stderr
     files = [path.read_bytes() for path in workshop.folder.rglob("*") if path.is_file()]
     assert KEY not in told and not any(KEY.encode() in content for content in files)
-
-
-def test_a_missing_key_is_said_before_the_policy_is_loaded(workshop, server, monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY")
-    model = workshop.folder / "tiny-qwen2.5-vl"
-    shutil.copytree(model, workshop.folder / "weightless", ignore=shutil.ignore_patterns("*.safetensors"))  # its weights would be missed
-    refused = workshop.train("missing", model_name="weightless", **judge(server, base_url=None))
-    assert refused.returncode == 1
-    assert refused.stderr.splitlines()[-1].startswith("error: OPENAI_API_KEY is not set")
-    assert "Traceback" not in refused.stderr
