@@ -142,7 +142,11 @@ class JudgeServer:
     """A server on a free port, a context manager; `asked` keeps every request for an answer, `most_at_once` how many came together."""
 
     def __init__(
-        self, answer: Callable[[Asked], Said] = plausible, key: str | None = None, models: tuple[str, ...] = (MODEL,), port: int = 0
+        self,
+        answer: Callable[[Asked], Said] = plausible,
+        key: str | None = None,
+        models: tuple[str, ...] | Response = (MODEL,),
+        port: int = 0,
     ):
         self.answer, self.key, self.models = answer, key, models
         self.asked: list[Asked] = []
@@ -172,8 +176,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_GET(self) -> None:
-        if not self._refused():
-            self._send(200, {"object": "list", "data": [{"id": name, "object": "model", "created": 0} for name in self.judge.models]})
+        models = self.judge.models
+        if self._refused():
+            return
+        if isinstance(models, Response):
+            self._send(models.status, models.raw or b"{}", models.headers)
+        else:
+            self._send(200, {"object": "list", "data": [{"id": name, "object": "model", "created": 0} for name in models]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -233,6 +233,12 @@ class RunConfig(Section):
     def run_dir(self) -> Path:
         return Path(self.output_dir) / self.run_id
 
+    @property
+    def judging(self) -> JudgeSection:
+        """The judge of the run; unless it says where, it counts what it spends in the run's folder: a resumed run has one budget."""
+        section = self.judge or JudgeSection()
+        return section if section.spending else section.model_copy(update={"spending": str(self.run_dir / "spending.json")})
+
 
 TRL_KEYS = {
     "output_dir": "output_dir",

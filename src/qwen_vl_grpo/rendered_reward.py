@@ -16,7 +16,7 @@ from qwen_vl_grpo import answers, placement, rendered_parts
 from qwen_vl_grpo.images import width
 from qwen_vl_grpo.interfaces import Conditioning, Judgement, RenderRequest, Source
 from qwen_vl_grpo.rendered_gallery import Entry, RenderedGallery
-from qwen_vl_grpo.rendered_sections import JudgeSection, PlacementSection, RendererSection
+from qwen_vl_grpo.rendered_sections import PlacementSection, RendererSection
 from qwen_vl_grpo.rewards.rendered import scores, seed_of
 from qwen_vl_grpo.rewards.xml import texts
 
@@ -43,7 +43,7 @@ class RenderedReward:
         self._config = config
         self._words = words
         self._taken_off = taken_off
-        self._judging = config.judge or JudgeSection()
+        self._judging = config.judging
         self._rendering = config.renderer or RendererSection()
         self._placing = config.placement or PlacementSection()
         self._score = rendered_parts.build(self._rendering, self._judging, self._placing)

@@ -139,7 +139,7 @@ class JudgeSection(Section):
     most_tokens: int | None = Field(default=None, ge=1)
     """The run stops when its judge has used this many tokens, sent and answered."""
     spending: str | None = None
-    """File that keeps what was spent (JSON), so that resumed runs and several processes share one budget; none counts this process."""
+    """File that keeps what was spent (JSON); none takes spending.json in the run's folder. What several runs name is a budget of all."""
 
     @property
     def remote(self) -> bool:
