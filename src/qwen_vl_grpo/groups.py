@@ -28,6 +28,25 @@ def statistics(rewards: torch.Tensor, weights: torch.Tensor, size: int) -> dict[
     }
 
 
+def noise_gate(scores: torch.Tensor, noises: torch.Tensor, size: int, times: float) -> tuple[torch.Tensor, float]:
+    """Scores of shape (completions,), with its mean for each group that a judge's noise explains, and the share of such groups.
+
+    `noises` are the standard errors of the scores. They explain scores that differ by a standard deviation (n - 1) of at most `times` the
+    root mean square of the noises: the square of that ratio is the F of a one-way analysis of variance, with the judge's votes as
+    observations and the completions as classes. NaN is no score, or an unknown noise; a group without a known noise stays as it is. The
+    share is of the groups with a score.
+    """
+    gated, judged, count = scores.clone().view(-1, size), 0, 0
+    for group, errors in zip(gated, noises.view(-1, size), strict=True):
+        known = ~group.isnan()
+        judged += bool(known.any())
+        noise = errors[known].square().nanmean().sqrt()
+        if known.sum() > 1 and 1e-8 < group[known].std() <= times * noise:
+            group[known] = group[known].mean()
+            count += 1
+    return gated.view(-1), count / max(1, judged)
+
+
 def unique(completions: Sequence[Sequence[int]], size: int) -> dict[str, float]:
     """Mean number of different completions in a group of `size`, over this process's whole groups."""
     starts = range(0, len(completions) - size + 1, size)
