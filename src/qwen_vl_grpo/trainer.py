@@ -46,6 +46,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         self._correction = correction
         self._checkpoint_limit = checkpoint_limit
         self._saving = self._resumed = False
+        self._level = torch.empty(0, dtype=torch.bool)
         self._to_weigh: dict[str, Any] | None = None
         self._gaps: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -70,6 +71,8 @@ class VisionGRPOTrainer(GRPOTrainer):
         if self.model.training:  # type: ignore[union-attr]
             size: Any = self.num_generations
             self._gate_noise(rewards, size)
+            first = self.accelerator.process_index * len(prompts)
+            self._level = groups.level(rewards, self.reward_weights, size)[first : first + len(prompts)]
             told = groups.statistics(rewards, self.reward_weights, size) | groups.unique(completion_ids_list, size)
             for name, value in told.items():
                 self._metrics["train"][name].append(value)
@@ -100,6 +103,8 @@ class VisionGRPOTrainer(GRPOTrainer):
                 output = super()._generate_and_score_completions(inputs)
         finally:
             self.vllm_importance_sampling_correction = corrects
+        if training and self.multi_objective_aggregation == "sum_then_normalize":
+            output["advantages"][self._level] = 0.0  # the mean of equal rewards is off by a rounding, which scaling makes about 1e-3
         self._metrics["train"]["rollouts/seconds/generate_and_score"].append(time.perf_counter() - started)
         return output
 

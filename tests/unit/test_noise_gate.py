@@ -74,13 +74,13 @@ def run_of(checkpoint, config_of, tmp_path):
     """A trainer as a run has it, whose judge is sure of one prompt's pictures and not of the other's, with a whole step done."""
     tiny_qwen_image.build(tmp_path / "renderer", "qwen_image", checkpoint("qwen2_5_vl"))
     (tmp_path / "doubtful.py").write_text(OWN_JUDGE, encoding="utf-8")
-    prompts = ["a cat", "a doubtful cat"]
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    rows = datasets.Dataset.from_dict({"prompt": chats, "images": [[], []], "original_prompt": prompts})
-    rows = rows.cast_column("images", datasets.List(datasets.Image()))
     ledger = Ledger(tmp_path, 1)
 
-    def run(gate):
+    def run(gate, other="a cat"):
+        prompts = [other, "a doubtful cat"]
+        chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        rows = datasets.Dataset.from_dict({"prompt": chats, "images": [[], []], "original_prompt": prompts})
+        rows = rows.cast_column("images", datasets.List(datasets.Image()))
         config = config_of(
             model_name=checkpoint("qwen2_5_vl"), output_dir=str(tmp_path), task={"name": "text_to_image"}, max_steps=1, batch_size=8,
             gradient_accumulation_steps=1, num_generations=4, max_completion_length=6, scale_rewards="none", lora={"enabled": False},
@@ -101,6 +101,7 @@ def run_of(checkpoint, config_of, tmp_path):
 
 def test_a_doubtful_group_of_a_step_teaches_nothing_and_its_own_scores_stay_in_the_table(run_of):
     logged, doubtful, table = run_of(1.0)
+    assert logged["grad_norm"] > 0
     assert logged["groups/gated"] == logged["groups/without_spread"] == 0.5
     assert doubtful["judge_score"].nunique() > 1
     assert doubtful["rendered_reward"].tolist() == pytest.approx([doubtful["judge_score"].mean()] * 4)
@@ -108,6 +109,11 @@ def test_a_doubtful_group_of_a_step_teaches_nothing_and_its_own_scores_stay_in_t
     sure = table.drop(doubtful.index)
     assert sure["rendered_reward"].tolist() == pytest.approx(sure["judge_score"].tolist())
     assert sure["advantage"].abs().min() > 1e-6
+
+
+def test_a_step_of_noise_alone_has_no_gradient_at_all(run_of):
+    logged, *_ = run_of(1.0, "a doubtful dog")
+    assert (logged["groups/gated"], logged["groups/without_spread"], logged["grad_norm"]) == (1, 1, 0)
 
 
 def test_without_a_gate_every_group_teaches(run_of):
