@@ -49,6 +49,9 @@ class RenderedReward:
         self._score = rendered_parts.build(self._rendering, self._judging, self._placing)
         self._gallery = RenderedGallery(config.run_dir, config.max_steps)
         self._told: list[str] = []
+        self.noise_gate = self._judging.noise_gate
+        self.noises: list[float | None] = []
+        """The standard error of each score of the last call, None where the judge tells none: the trainer knows the groups (groups.py)."""
 
     def __call__(
         self,
@@ -64,6 +67,7 @@ class RenderedReward:
         requests = self._requests(words, original_prompt, columns, log_metric)
         outcomes, pictures = scores(self._score, requests, self._judging.most_failures, log_metric)
         judged = [outcome if isinstance(outcome, Judgement) else None for outcome in outcomes]
+        self.noises = [judgement and judgement.details.get("noise") for judgement in judged]
         off = [self._taken_off(*pair) if self._taken_off else 0.0 for pair in zip(original_prompt, words, strict=True)]
         if log_metric is not None and self._taken_off:
             log_metric("rendered/penalty", sum(off) / len(off))

@@ -108,6 +108,9 @@ class JudgeSection(Section):
     receives OPENAI_API_KEY. `clip` ignores this key and all that follow."""
     votes: int = Field(default=1, ge=1)
     """Answers to each question of an endpoint; their mean is the score, and their spread the judge's noise."""
+    noise_gate: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """A group whose scores differ (by their standard deviation) by no more than so many times the judge's noise teaches nothing; 0 lets all
+    teach. Needs several `votes`: with 3, and 8 completions, 1.63 stops 95% of groups that are noise alone (docs/judges_protocols.md)."""
     weights: dict[Literal["alignment", "quality", "identity"], float] = {"alignment": 0.6, "quality": 0.4}  # noqa: RUF012
     """How much each grade of `complex_edit` counts in its score, divided by their sum; one that is not named is only reported."""
     scoring: Literal["votes", "expected"] = "votes"
@@ -165,6 +168,14 @@ class JudgeSection(Section):
     def _weights_of_something(self) -> JudgeSection:
         if min(self.weights.values(), default=0) < 0 or not 0 < sum(self.weights.values()) < float("inf"):
             raise ValueError(f"weights {self.weights}: none may be below 0, and one must be above it")
+        return self
+
+    @model_validator(mode="after")
+    def _noise_to_gate(self) -> JudgeSection:
+        if self.noise_gate and self.name == "clip":
+            raise ValueError("noise_gate: clip gives a picture one score, the same every time, and has no noise; remove it")
+        if self.noise_gate and self.remote and self.votes < 2:
+            raise ValueError(f"noise_gate {self.noise_gate}: one vote does not tell a judge's noise; set votes to 3 or more")
         return self
 
     @model_validator(mode="after")
