@@ -117,6 +117,13 @@ def plausible(asked: Asked) -> Said:
     return [Answer(json.dumps(_instance(schema, schema, random.Random(f"{seen}{number}")))) for number in range(asked.count)]
 
 
+def seen_or_not(asked: Asked) -> str:
+    """Yes or no to every item of a list in the question, by a hash of the item and the pictures."""
+    seen = "".join(asked.urls)
+    items = [line for line in asked.text.splitlines() if line.startswith("* ")]
+    return "\n".join(f"{item}: {'no' if hashlib.sha256(f'{seen}{item}'.encode()).digest()[0] % 3 else 'yes'}" for item in items)
+
+
 def _instance(schema: Mapping[str, Any], root: Mapping[str, Any], draw: random.Random) -> Any:
     if reference := schema.get("$ref"):
         return _instance(root["$defs"][reference.rpartition("/")[2]], root, draw)
