@@ -7,7 +7,7 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo demo-enhance circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming \
+.PHONY: demo demo-enhance demo-images demo-sign circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
 	overhead bench-gpu kill-resume clean
 .DEFAULT_GOAL := help
 
@@ -28,6 +28,9 @@ demo-control: .venv/.demo-ready  ## the same time spent on supervised steps inst
 
 demo-sign: .venv/.demo-ready  ## the reward is a picture: a policy learns what to write on a sign, and a text recogniser reads it (SEED=1 …)
 	$(BIN)/python -m demo.sign --seed $(SEED)
+
+demo-images: .venv/.demo-ready  ## pictures drawn from the states of the policy: text to image and image editing, with tiny models and a judge on this machine
+	$(BIN)/python -m demo.images
 
 show: .venv/.demo-ready  ## the slow, learned demonstrations: three seeds and the controls
 	for seed in 0 1 2; do $(BIN)/python -m demo --seed $$seed && $(BIN)/python -m demo.sign --seed $$seed || exit 1; done
@@ -76,6 +79,9 @@ overhead: .venv/.dev-ready  ## what a run adds to a step of a bare TRL script, i
 
 bench-streaming: .venv/.dev-ready  ## what judging while drawing saves, and the cache of judgements (docs/rendered_rewards.md)
 	PYTHONPATH=src:. $(BIN)/python -m benchmarks.streaming
+
+bench-renderer:  ## how fast Qwen-Image of random weights draws on a GPU, one by one and in batches: make bench-renderer KINDS="qwen_image qwen_image_edit"
+	PYTHONPATH=src:.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.renderer_speed --kinds $(or $(KINDS),qwen_image)
 
 bench-runs: .venv/.dev-ready  ## how long `grpo runs` takes over 1,000 cards
 	$(BIN)/python benchmarks/listing.py

@@ -30,7 +30,7 @@ def configuration() -> str:
         "One YAML file a run. The documented keys are flat; sections group the rest. An unknown key fails and the nearest one is named. "
         "`--set a.b=c` changes a key on the command line, and `--dry_run` prints the resolved config with its arithmetic.",
         "",
-        "Secrets (`HF_TOKEN`, `WANDB_API_KEY`) come from the environment or from `.env`, never from this file.",
+        "Secrets (`HF_TOKEN`, `WANDB_API_KEY`, `OPENAI_API_KEY`) come from the environment or from `.env`, never from this file.",
         "",
     ]
     keys = {name: field.annotation for name, field in config.RunConfig.model_fields.items()}

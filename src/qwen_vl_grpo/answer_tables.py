@@ -42,7 +42,7 @@ def _evaluation(card: RunCard, run_dir: Path) -> None:
     wandb = sys.modules["wandb"]
     columns = ["when", "completions", "correct", "low", "high", "format", "official", "n", "rows"]
     scores = [
-        [when, kind, values["correct"], *values["interval"], *(values.get(name) for name in columns[5:])]
+        [when, kind, values.get("correct"), *values.get("interval", (None, None)), *(values.get(name) for name in columns[5:])]
         for when in SCORED
         for kind, values in _kinds(card.metrics.get(when)).items()
     ]
@@ -64,7 +64,7 @@ def _evaluation(card: RunCard, run_dir: Path) -> None:
 
 def _kinds(scores: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
     """Scores by kind of completions; those to a white picture are of greedy ones alone."""
-    return {"greedy": scores} if scores and "correct" in scores else scores or {}
+    return {"greedy": scores} if scores and scores.keys() & {"correct", "rewards"} else scores or {}
 
 
 class Inference:

@@ -140,6 +140,9 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
         machine = hardware.detect()
         plan_awake(config, prepared, trainer, machine, hardware.memory_gib(machine))
     settings.moment = lambda: trainer.state.global_step
+    for function in prepared.functions:
+        if hold := getattr(function, "hold", None):  # a reward that draws from the policy's own states
+            hold(trainer.accelerator.unwrap_model(trainer.model), prepared.processor)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer

@@ -106,13 +106,13 @@ def validate(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = N
     from qwen_vl_grpo import hardware, tasks
 
     run = _load(config, overrides)
-    configs.arithmetic(run)
+    step = configs.elsewhere(run)
     tasks.build(run.task)
     hardware.quiet_libraries()
     from qwen_vl_grpo import validation
 
     found = validation.validate(run)
-    print("\n".join(found.said))
+    print("\n".join([*found.said, f"a step: {step}"]))
     for fault in found.faults[:20]:
         print(f"fault: {fault}")
     if found.faults:
@@ -136,7 +136,7 @@ def plan(
     from qwen_vl_grpo import hardware, planning
 
     run = _load(config, overrides)
-    configs.arithmetic(run)
+    configs.elsewhere(run)
     cards = [planning.named(card)] if card else list(planning.CARDS.values())
     machine = hardware.detect()
     if not card and (own := hardware.memory_gib(machine)):

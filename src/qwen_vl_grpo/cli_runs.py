@@ -238,4 +238,4 @@ def sampled(metrics: dict[str, Any], when: str) -> dict[str, Any]:
 
 def right(metrics: dict[str, Any]) -> str:
     before, after = sampled(metrics, "before"), sampled(metrics, "after")
-    return f"{before['correct']:.3f} -> {after['correct']:.3f} (n {after['n']})" if before and after else "-"
+    return f"{before['correct']:.3f} -> {after['correct']:.3f} (n {after['n']})" if "correct" in before and "correct" in after else "-"

@@ -178,12 +178,25 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _held_out_rows_are_others(self) -> RunConfig:
-        one_file = self.dataset_name.endswith((".jsonl", ".parquet", ".csv", ".txt"))
-        if self.evaluation.dataset_split is not None and (one_file or self.evaluation.dataset_split == self.dataset_split):
+        held_out, one_file = self.evaluation, self.dataset_name.endswith((".jsonl", ".parquet", ".csv", ".txt", ".json"))
+        if held_out.dataset_name is not None and held_out.dataset_split is None:
+            raise ValueError("evaluation.dataset_name: says where evaluation.dataset_split is; name that, too")
+        if held_out.dataset_name not in (None, self.dataset_name):
+            return self
+        if held_out.dataset_split is not None and (one_file or held_out.dataset_split == self.dataset_split):
             raise ValueError(
                 "evaluation.dataset_split: would score the rows that are trained on; "
                 + ("name a folder with one file a split as dataset_name" if one_file else "name another split")
             )
+        return self
+
+    @model_validator(mode="after")
+    def _data_keys_are_the_tasks(self) -> RunConfig:
+        for key, task in {"complexity": "image_edit", "levels": "text_to_image", "disciplines": "text_to_image"}.items():
+            if getattr(self.data, key) and self.task.name != task and ".py:" not in self.task.name:
+                raise ValueError(
+                    f"data.{key}: is read by task {task} alone, and task.name is {self.task.name}; remove it, or set task.name"
+                )
         return self
 
     @model_validator(mode="after")
@@ -219,6 +232,12 @@ class RunConfig(Section):
     @property
     def run_dir(self) -> Path:
         return Path(self.output_dir) / self.run_id
+
+    @property
+    def judging(self) -> JudgeSection:
+        """The judge of the run; unless it says where, it counts what it spends in the run's folder: a resumed run has one budget."""
+        section = self.judge or JudgeSection()
+        return section if section.spending else section.model_copy(update={"spending": str(self.run_dir / "spending.json")})
 
 
 TRL_KEYS = {
@@ -293,8 +312,11 @@ def check(raw: Mapping[str, Any], where: str = "config") -> RunConfig:
 
 
 def arithmetic(config: RunConfig, devices: int | None = None) -> str:
-    """Say how many completions and prompts a step holds; raises ConfigError if the groups do not fit into it."""
-    devices = devices or int(os.environ.get("WORLD_SIZE", "1"))
+    """Say how many completions and prompts a step holds on so many devices, this launch's if none are given.
+
+    Raises ConfigError if the groups do not fit into what is generated at once (TRL's rule, GRPOConfig.__post_init__).
+    """
+    devices = devices or _launched()
     window = config.trl.get("steps_per_generation", config.gradient_accumulation_steps)
     step = config.batch_size * config.gradient_accumulation_steps * devices
     generated = config.trl.get("generation_batch_size", config.batch_size * window * devices)
@@ -304,9 +326,39 @@ def arithmetic(config: RunConfig, devices: int | None = None) -> str:
             f"{cause}: groups of {config.num_generations} do not divide the {generated} completions that are generated at once "
             f"({config.batch_size} a device x {window} micro-steps x {devices} device(s)); change batch_size or "
             f"gradient_accumulation_steps so that it is a multiple of {config.num_generations}"
+            + (_ways_out(config, devices) if cause == "num_generations" else "")
         )
     return (
         f"{config.batch_size} completions a device x {config.gradient_accumulation_steps} accumulation x {devices} device(s) = "
         f"{step} completions a step = {step / config.num_generations:g} prompts x {config.num_generations} generations; "
         f"{config.max_steps} steps = {step * config.max_steps} completions"
     )
+
+
+def elsewhere(config: RunConfig) -> str:
+    """How a step is made up, for commands that start no run: a config that fills not even one group here is meant for more devices.
+
+    They are then counted as the fewest on which its groups fit. Raises ConfigError as arithmetic does.
+    """
+    devices = _launched()
+    if config.batch_size * config.gradient_accumulation_steps * devices >= config.num_generations:
+        return arithmetic(config)
+    return f"{arithmetic(config, devices * _missing(config, devices))} (on the fewest devices that fill a group)"
+
+
+def _ways_out(config: RunConfig, devices: int) -> str:
+    times = _missing(config, devices)
+    return (
+        f": gradient_accumulation_steps={config.gradient_accumulation_steps * times} makes it one here, and {devices * times} devices "
+        f"make it one of the config as it is (accelerate launch --num_processes {devices * times}, or a multiple of that)"
+    )
+
+
+def _missing(config: RunConfig, devices: int) -> int:
+    """How many times as many completions have to be generated at once for whole groups."""
+    window = config.trl.get("steps_per_generation", config.gradient_accumulation_steps)
+    return config.num_generations // math.gcd(config.num_generations, config.batch_size * window * devices)
+
+
+def _launched() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))

@@ -10,8 +10,8 @@ import io
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache as once
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,8 @@ class Report:
     folder: Path
     cached: bool
     seconds: float
+    remarks: list[tuple[int, str]] = field(default_factory=list)
+    """Number of a row that is kept, and what is odd about it."""
 
     def __str__(self) -> str:
         """One line for people: kept, and dropped by reason with the first row of each."""
@@ -57,7 +59,8 @@ class Report:
             if (rows := [fault for fault in self.faults if fault[1] == reason])
         )
         how = "read from" if self.cached else "prepared into"
-        return f"{self.name}: {self.kept} rows kept, {dropped or '0'} dropped; {how} {self.folder} in {self.seconds:.1f} s"
+        odd = f", {len(self.remarks)} remarks on those kept (row {self.remarks[0][0]}: {self.remarks[0][1]})" if self.remarks else ""
+        return f"{self.name}: {self.kept} rows kept, {dropped or '0'} dropped{odd}; {how} {self.folder} in {self.seconds:.1f} s"
 
 
 def load(config: RunConfig, task: Task, processor: Any, name: str, split: str) -> datasets.Dataset:
@@ -82,17 +85,29 @@ def load(config: RunConfig, task: Task, processor: Any, name: str, split: str) -
 def prepare(config: RunConfig, task: Task, processor: Any, name: str, split: str) -> tuple[datasets.Dataset, Report]:
     """Check and size every row of one part, or find it in the cache; the rows without fault, and what became of the others."""
     started = time.perf_counter()
-    source = sources.find(name, split, config.data)
+    source = _source(name, split, config.data, task)
     entry = cache.folder(_key(config, task, processor, source))
     found = cache.read(entry)
     if not found:
-        raw = source.rows()
+        everything = source.rows()
+        raw = _arranged(everything, config.data, task)
         if not raw:
-            raise DataError(f"{name}, split {split}: the data set is empty")
+            why = "no row is what data: asks for" if everything else "the data set is empty"
+            raise DataError(f"{name}, split {split}: {why}")
         _write(entry, raw, partial(_sample, raw, config, task, processor, context_length(config, processor)), config.data.workers, split)
     rows, said = found or cache.read(entry) or _unreadable(entry)
-    faults, taken = [tuple(fault) for fault in said["faults"]], time.perf_counter() - started
-    return rows, Report(f"{name}, split {split}", len(rows), faults, entry, found is not None, taken)
+    faults, remarks = ([tuple(item) for item in said[what]] for what in ("faults", "remarks"))
+    return rows, Report(f"{name}, split {split}", len(rows), faults, entry, found is not None, time.perf_counter() - started, remarks)
+
+
+def _source(name: str, split: str, data: DataSection, task: Task) -> sources.Source:
+    subsets = task.subsets(data) if task.subsets else ()
+    return sources.find(name, split, data.model_copy(update={"limit": None}) if task.arrange else data, subsets)
+
+
+def _arranged(raw: sources.Rows, data: DataSection, task: Task) -> list[tuple[int, Mapping[str, Any]]]:
+    """The rows as the task reads them, each with its number in the raw data."""
+    return list(enumerate(raw)) if task.arrange is None else list(task.arrange(raw, data))[: data.limit]
 
 
 def refused(report: Report, data: DataSection) -> list[tuple[int, str, str]]:
@@ -109,7 +124,7 @@ def _key(config: RunConfig, task: Task, processor: Any, source: sources.Source) 
     """Everything that the prepared rows depend on; how many processes make them, and what is refused, is not part of it."""
     here = Path(__file__).parent
     own = [Path(config.task.name.rpartition(":")[0])] if ".py:" in config.task.name else []
-    code = [here / "dataset.py", here / "sources.py", here / "cache.py", *sorted((here / "tasks").glob("*.py")), *own]
+    code = [*(here / f"{name}.py" for name in ("dataset", "sources", "cache", "knowledge")), *sorted((here / "tasks").glob("*.py")), *own]
     return [
         source.fingerprint,
         config.data.model_dump(exclude={"workers", "overlong", "unusable", "subset", "revision"}),
@@ -122,19 +137,21 @@ def _key(config: RunConfig, task: Task, processor: Any, source: sources.Source) 
     ]
 
 
-def _write(entry: Path, raw: sources.Rows, job: Callable[[int], _Prepared], workers: int | None, split: str) -> None:
+def _write(entry: Path, raw: Sequence[tuple[int, Any]], job: Callable[[int], _Prepared], workers: int | None, split: str) -> None:
     samples: sources.Rows = []
     faults: list[tuple[int, str, str]] = []
+    remarks: list[tuple[int, str]] = []
     writer = cache.Writer(entry)
     try:
         made = processes.each(job, len(raw), workers)
-        for number, (sample, pictures, reason) in enumerate(_progress(made, len(raw), f"preparing {split}")):
+        for (number, _), (sample, pictures, reason, odd) in zip(raw, _progress(made, len(raw), f"preparing {split}"), strict=True):
             if reason:
                 faults.append((number, *reason))
             else:
                 samples.append(sample)
                 writer.pictures(pictures)
-        writer.close(_dataset(samples), {"faults": faults})
+                remarks += [(number, remark) for remark in odd]
+        writer.close(_dataset(samples), {"faults": faults, "remarks": remarks})
     except BaseException:
         writer.discard()
         raise
@@ -189,12 +206,14 @@ def prompt_length(processor: Any, prompt: list[dict[str, Any]], images: Sequence
     return length - len(images) + sum((image.width // merged) * (image.height // merged) for image in images)
 
 
-_Prepared = tuple[dict[str, Any], list[bytes], tuple[str, str] | None]
-"""A row without its pictures, its pictures encoded, and the fault (why, sentence) that leaves it out."""
+_Prepared = tuple[dict[str, Any], list[bytes], tuple[str, str] | None, Sequence[str]]
+"""A row without its pictures, its pictures encoded, the fault (why, sentence) that leaves it out, and remarks on it."""
 
 
-def _sample(raw: sources.Rows, config: RunConfig, task: Task, processor: Any, room: int | None, number: int) -> _Prepared:
-    row = raw[number]
+def _sample(
+    raw: Sequence[tuple[int, Mapping[str, Any]]], config: RunConfig, task: Task, processor: Any, room: int | None, place: int
+) -> _Prepared:
+    number, row = raw[place]
     try:
         sample = task.read_row(row, config.data, config.task.system_prompt or task.system_prompt)
         if sample.images and not processors.sees(processor):
@@ -204,7 +223,7 @@ def _sample(raw: sources.Rows, config: RunConfig, task: Task, processor: Any, ro
             )
         images = [fit(image, processor, config) for image in sample.images]
     except DataError as error:
-        return {}, [], (UNUSABLE, str(error))
+        return {}, [], (UNUSABLE, str(error)), ()
     length = prompt_length(processor, sample.prompt, images)
     needed = length + config.max_completion_length
     if room is not None and needed > room:
@@ -212,14 +231,14 @@ def _sample(raw: sources.Rows, config: RunConfig, task: Task, processor: Any, ro
             TOO_LONG,
             f"prompt and completion need {needed} tokens and the context holds {room}; lower max_completion_length or "
             "data.max_pixels, raise vllm_max_model_length, or set data.overlong: drop",
-        )  # fmt: skip
+        ), ()  # fmt: skip
     pictures = {"image", "images", "decoded_image", config.data.columns.get("image"), config.data.columns.get("images")}
     kept = {key: value for key, value in row.items() if not _is_picture(value) and key not in pictures}
     made = kept | dict(sample.columns) | {
         "id": sample.id or str(number), "prompt": sample.prompt, "answer": sample.answer, "prompt_tokens": length,
         "picture_ids": [_picture_id(image) for image in sample.images],
     }  # fmt: skip
-    return made, [_encoded(image) for image in images], None
+    return made, [_encoded(image) for image in images], None, sample.remarks
 
 
 def _picture_id(image: Image.Image) -> str:

@@ -33,6 +33,10 @@ class JudgeError(GrpoError):
         self.passing = passing
 
 
+class BudgetError(GrpoError):
+    """What a run may spend on its judge is spent. No JudgeError: it is about the run and not about a picture."""
+
+
 class PolicyError(GrpoError):
     """A model, its processor or its adapter cannot be loaded as asked."""
 

@@ -67,20 +67,20 @@ def score(
 ) -> Scores:
     """Shares of well-formed completions (`format`) and of well-formed and right ones (`correct`), mean rewards, and n.
 
-    `official` is the share that the benchmark's published rule counts as right, where every row has one; `quality` the mean of the
-    task's points, where it grades.
+    A task that tells nothing right by its words has neither `correct` nor `interval`. `official` is the share that the benchmark's
+    published rule counts as right, where every row has one; `quality` the mean of the task's points, where it grades.
 
     `interval` is the 95 % Wilson interval of `correct`. Several completions of one sample are not independent, so it is
     computed as if there were one completion a sample.
     """
     pairs = [(sample, text) for sample, texts in zip(samples, completions, strict=True) for text in texts]
     verdicts = [task.judge(text, sample) for sample, text in pairs]
-    correct = sum(verdict.correct for verdict in verdicts) / len(pairs)
+    known = [verdict.correct for verdict in verdicts if verdict.correct is not None]
+    correct = sum(known) / len(pairs)
     quality = [verdict.quality for verdict in verdicts if verdict.quality is not None]
     official = [verdict.official for verdict in verdicts if verdict.official is not None]
     return {
-        "correct": round(correct, 4),
-        "interval": wilson(correct, len(samples)),
+        **({"correct": round(correct, 4), "interval": wilson(correct, len(samples))} if len(known) == len(pairs) else {}),
         "format": round(sum(verdict.format for verdict in verdicts) / len(pairs), 4),
         **({"official": round(sum(official) / len(pairs), 4)} if len(official) == len(pairs) else {}),
         **({"quality": round(sum(quality) / len(quality), 4)} if quality else {}),
@@ -100,6 +100,8 @@ def judged(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]], moment: 
     """A reward's score for each completion, its columns handed over as TRL does."""
     columns = {key: [sample.columns.get(key) for sample, _ in pairs] for key in {key for sample, _ in pairs for key in sample.columns}}
     columns |= {"answer": [sample.answer for sample, _ in pairs], "prompts": [sample.prompt for sample, _ in pairs]}
+    if any(sample.images for sample, _ in pairs):
+        columns["images"] = [list(sample.images) for sample, _ in pairs]
     columns.pop("prompt", None)
     columns.pop("completion", None)
     columns = columns if moment is None else {"moment": moment} | columns

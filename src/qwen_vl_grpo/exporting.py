@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen_vl_grpo import registry
+from qwen_vl_grpo import attempts, registry
 from qwen_vl_grpo.errors import RegistryError
 from qwen_vl_grpo.interfaces import RunCard, Sample
 
@@ -97,7 +97,8 @@ def merged(run: RunPolicy) -> Iterator[RunPolicy]:
 
     place = registry.home() / "merged"
     place.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"{run.run_id}-", dir=place) as folder:
+    sweep(place)
+    with tempfile.TemporaryDirectory(prefix=f"{run.run_id}-", dir=place) as folder, attempts.hold(Path(folder)):
         try:
             export(run.card, run.run_dir, Path(folder) / "whole", str(policy.weight_dtype(run.config)).removeprefix("torch."))
         except RegistryError as error:
@@ -105,6 +106,16 @@ def merged(run: RunPolicy) -> Iterator[RunPolicy]:
         gc.collect()
         torch.cuda.empty_cache()  # the engine that comes next counts what is free
         yield RunPolicy(run.card.model_copy(update={"checkpoint": "whole"}), Path(folder), run.config)
+
+
+def sweep(place: Path) -> None:
+    """Delete the merged copies that no process is using: one that is killed with -9 leaves its copy behind, as large as the base."""
+    for left in place.iterdir():
+        try:
+            with attempts.hold(left):
+                shutil.rmtree(left)
+        except (OSError, RegistryError):
+            continue  # in use, or another process was quicker
 
 
 def compare(record: dict[str, Any]) -> None:

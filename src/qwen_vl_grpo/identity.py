@@ -28,6 +28,17 @@ HARMLESS_KEYS = (
     "judge.most_failures",
     "judge.cache",
     "judge.replay",
+    "judge.base_url",
+    "judge.timeout",
+    "judge.requests_per_minute",
+    "judge.tokens_per_minute",
+    "judge.breaker_failures",
+    "judge.breaker_pause",
+    "judge.input_price",
+    "judge.output_price",
+    "judge.most_cost",
+    "judge.most_tokens",
+    "judge.spending",
     "placement",
 )
 """Keys, with their section, that may differ between a run and its resumption."""

@@ -37,6 +37,8 @@ class Sample:
     images: Sequence[Image]
     answer: str
     columns: Mapping[str, Any] = field(default_factory=dict)
+    remarks: Sequence[str] = ()
+    """What is odd about a row that can be used all the same; counted and said when the rows are prepared."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Verdict:
     """What the evaluator says of one completion: well-formed, and well-formed and right."""
 
     format: bool
-    correct: bool
+    correct: bool | None
+    """None where the words alone tell nothing, as of what has to be drawn first."""
     official: bool | None = None
     """What the benchmark's published rule says of the same completion; None where there is no such rule."""
     quality: float | None = None
@@ -73,6 +76,11 @@ class Task:
     """What a question and its completion come to, over the usual fields of an answer's record; None for reasoning and answer tags."""
     shown: Callable[[Mapping[str, Any]], str] | None = None
     """A record of an answer as a person reads it on the terminal; None shows the answer alone."""
+    arrange: Callable[[Sequence[Mapping[str, Any]], Any], Sequence[tuple[int, Mapping[str, Any]]]] | None = None
+    """Raw rows and the `data` section -> the rows that read_row gets, each with the number of the raw row that it came from: a row may
+    ask several questions, or none that is wanted. `data.limit` then counts questions. None reads each row as it is."""
+    subsets: Callable[[Any], Sequence[str]] | None = None
+    """Which configurations of a Hub data set the `data` section asks for, for a set that is split into several."""
 
 
 class Generate(Protocol):
@@ -156,7 +164,8 @@ class Judge(Protocol):
     concurrency: int
 
     def judge(self, pictures: Sequence[tuple[RenderRequest, Image]]) -> list[Judgement | JudgeError]:
-        """Score each picture for its request; what cannot be scored is a JudgeError in its place, never a score."""
+        """Score each picture for its request; what cannot be scored is a JudgeError in its place, never a score. Nobody asks again: a
+        judge that can fail in passing has tried again by then, as judges/endpoint.py does."""
         ...
 
 

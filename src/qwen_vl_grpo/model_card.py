@@ -49,6 +49,7 @@ def render(card: RunCard, repo: str, tag: str) -> str:
         data=inline(card.dataset.get("name", "unknown data")),
         held_out=inline(card.dataset["held_out"]) if card.dataset.get("held_out") else None,
         scores=scores(card.metrics),
+        rewards=rewards(card.metrics),
         licence=licences.of_base(card.base_model),
         data_licence=licences.of_dataset(str(card.dataset.get("name", ""))),
     )
@@ -73,13 +74,23 @@ def metadata(card: RunCard, adapter: bool) -> dict[str, Any]:
 
 def scores(metrics: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of the table: greedy and sampled answers, before and after, and what the policy knows without looking."""
+    return [row for row in _scored(metrics) if row.keys() >= {"correct", "interval", "format", "n", "rows"}]
+
+
+def rewards(metrics: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of the table of a task that can tell nothing right by its words: the mean of each reward."""
+    rows = [row for row in _scored(metrics) if row.keys() >= {"rewards", "n", "rows"}]
+    return [row | {"reward": name, "mean": mean} for row in rows for name, mean in row["rewards"].items() if mean is not None]
+
+
+def _scored(metrics: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for kind in ("greedy", "sampled"):
         found = [(when, metrics.get(key, {}).get(kind)) for key, when in SCORED.items()]
         rows += [{"kind": kind, "when": when} | values for when, values in found if values]
     if blind := metrics.get("blind"):
         rows.append({"kind": "greedy, shown a white picture", "when": "after"} | blind)
-    return [row for row in rows if row.keys() >= {"correct", "interval", "format", "n", "rows"}]
+    return rows
 
 
 def inline(text: Any) -> str:

@@ -19,7 +19,7 @@ SKEW = 60.0
 
 
 def reachable(config: RunConfig) -> list[Finding]:
-    """Ask the Hub and W&B at the same time; what is offline by a setting is not asked."""
+    """Ask the Hub, W&B and the endpoint of the judge at the same time; what is offline by a setting is not asked."""
     hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     tracker = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
@@ -27,6 +27,8 @@ def reachable(config: RunConfig) -> list[Finding]:
     mode = os.environ.get("WANDB_MODE") or "online"
     silent = f"WANDB_MODE is {mode}" if mode != "online" else ""
     asked["W&B"] = (tracker, "WANDB_API_KEY", silent if "wandb" in config.tracking.trackers else "tracking.report_to does not name it")
+    if config.judge is not None and config.judge.remote:
+        asked["judge"] = (config.judge.address, "OPENAI_API_KEY", "")
     with ThreadPoolExecutor(len(asked)) as pool:
         answers = list(pool.map(lambda item: ask(item[0], *item[1]), asked.items()))
     skews = [skew for _, skew in answers if skew is not None]
@@ -46,7 +48,11 @@ def ask(name: str, address: str, secret: str, unasked: str) -> tuple[Finding, fl
         headers = error.headers
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        remedy = "set HTTPS_PROXY, or work offline (HF_HUB_OFFLINE=1, WANDB_MODE=offline) with what is cached"
+        remedy = (
+            "start it, or correct judge.base_url (docs/judges.md)"
+            if name == "judge"
+            else "set HTTPS_PROXY, or work offline (HF_HUB_OFFLINE=1, WANDB_MODE=offline) with what is cached"
+        )
         return Finding(name, "warn", f"{address} is not reached from here ({reason})", remedy), None
     ended = time.time()
     token = f"{secret} is set" if os.environ.get(secret) else f"no {secret}"

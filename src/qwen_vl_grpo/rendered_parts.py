@@ -31,13 +31,22 @@ def build(rendering: RendererSection, judging: JudgeSection, placing: PlacementS
     if only and not file.is_file():
         raise JudgeError(f"judge.replay: only: there is no recording {file}; name it with judge.cache, or make it with replay: use")
     cache = None if judging.replay == "off" else JudgementCache(file, generator.identity, judge_.identity, required=only)
-    return RenderedScores(generator, judge_, cache, judging.attempts, replay_only=only)
+    return RenderedScores(generator, judge_, cache, replay_only=only)
 
 
-GENERATORS = {"sd3": "images.sd3:StableDiffusion3"}
+GENERATORS = {
+    "sd3": "images.sd3:StableDiffusion3",
+    "qwen_image": "images.qwen_image:QwenImage",
+    "qwen_image_edit": "images.qwen_image_edit:QwenImageEdit",
+    "qwen_image_edit_plus": "images.qwen_image_edit:QwenImageEditPlus",
+}
 """Name -> the class that draws; it is made of the section and its device."""
 
-JUDGES = {"clip": "judges.clip:ClipJudge"}
+JUDGES = {
+    "clip": "judges.clip:ClipJudge",
+    "complex_edit": "judges.editing:EditJudge",
+    "mmmg": "judges.mmmg:KnowledgeJudge",
+}
 """Name -> the class that judges, likewise."""
 
 

@@ -5,9 +5,11 @@ The text under each field is its documentation: docs/configuration.md is generat
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.run_id import check_run_id
@@ -62,13 +64,60 @@ class RewardEntry(Section):
     """The reward is multiplied by this before the rewards are added."""
 
 
-ColumnName = Literal["image", "images", "question", "answer", "id", "choices", "precision", "unit", "question_type", "answer_type"]
+ColumnName = Literal["image", "images", "question", "answer", "id", "choices", "precision", "unit", "question_type", "answer_type", "graph"]
+
+LEVELS = ("preschool", "primaryschool", "secondaryschool", "highschool", "undergraduate", "PhD")
+DISCIPLINES = (
+    "Biology", "Chemistry", "Economics", "Engineering", "Geography", "History", "Literature", "Math", "Philosophy", "Sociology",
+)  # fmt: skip
+"""MMMG's, as the names of its parts spell them."""
+
+
+def _listed(value: Any) -> Any:
+    """One value may stand where a list of them may."""
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+def _one_of(known: Sequence[str]) -> Callable[[str], str]:
+    """A validator that takes a known name whatever its case, and names the nearest one of another."""
+    by_case = {name.lower(): name for name in known}
+
+    def check(name: str) -> str:
+        if name.lower() not in by_case:
+            near = difflib.get_close_matches(name.lower(), by_case, n=1, cutoff=0.4)
+            hint = f"did you mean {by_case[near[0]]!r}?" if near else f"known: {', '.join(known)}"
+            raise ValueError(f"there is no {name!r}; {hint}")
+        return by_case[name.lower()]
+
+    return check
+
+
+def _complexity(level: int) -> int:
+    if not 1 <= level <= 8:
+        raise ValueError(f"there is no complexity {level}; the nearest is {min(max(level, 1), 8)}, of 1 to 8")
+    return level
+
+
+Element = TypeVar("Element")
+OneOrMore = Annotated[tuple[Element, ...], BeforeValidator(_listed)]
+Complexity = Annotated[int, AfterValidator(_complexity)]
+Level = Annotated[str, AfterValidator(_one_of(LEVELS))]
+Discipline = Annotated[str, AfterValidator(_one_of(DISCIPLINES))]
 
 
 class DataSection(Section):
     columns: dict[ColumnName, str] = {}
-    """Our name -> the data set's column (`question: query` reads `query`), for: image, images, question, answer, id, and what an answer
-    is judged by: choices, precision, unit, question_type, answer_type."""
+    """Our name -> the data set's column (`question: query` reads `query`), for: image, images, question (also an instruction or a
+    prompt), answer, id, what an answer is judged by (choices, precision, unit, question_type, answer_type), and a knowledge graph."""
+    complexity: OneOrMore[Complexity] = ()
+    """Complex-Edit's levels (task image_edit), 1 to 8, one or several: each is one instruction for each picture; none takes all."""
+    levels: OneOrMore[Level] = ()
+    """MMMG's levels (task text_to_image), preschool to PhD, one or several; none takes all."""
+    disciplines: OneOrMore[Discipline] = ()
+    """MMMG's disciplines (task text_to_image), one or several; none takes all."""
+    decoys: int = Field(default=3, ge=0)
+    """Elements of other knowledge graphs that a judge is asked about in each picture of task text_to_image: how often it sees what
+    cannot be there is its bias towards yes."""
     subset: str | None = None
     """Configuration of a data set on the Hub that has several."""
     revision: str | None = None
@@ -78,7 +127,7 @@ class DataSection(Section):
     max_pixels: int = Field(default=1280 * 28 * 28, ge=28 * 28)
     """Larger pictures are shrunk to this many pixels, once, before training."""
     limit: int | None = Field(default=None, ge=1)
-    """Use only the first rows of each part."""
+    """Use only the first rows of each part; of rows that ask several questions, or are chosen by the keys above, the first questions."""
     overlong: Literal["refuse", "drop"] = "refuse"
     """What to do with a prompt that leaves no room for max_completion_length in the context."""
     unusable: Literal["refuse", "drop"] = "refuse"
@@ -109,6 +158,8 @@ class WarmupSection(Section):
 class EvaluationSection(Section):
     dataset_split: str | None = None
     """The held-out part: another split of the data set. Without it, held_out or ids_file the run is not evaluated."""
+    dataset_name: str | None = None
+    """The data set of that split, where it is another than the run's; `data:` counts for both."""
     held_out: float | None = Field(default=None, gt=0, lt=1)
     """Hold out this share of the pictures of dataset_split, with all their rows, always the same ones."""
     ids_file: str | None = None
@@ -130,7 +181,8 @@ class EvaluationSection(Section):
     def part(self) -> str | None:
         """What is held out, in words; None for a run that is not evaluated."""
         shared = f"{self.held_out:g} of the pictures" if self.held_out else None
-        return self.dataset_split or shared or self.ids_file
+        split = self.dataset_split and ", split ".join(filter(None, (self.dataset_name, self.dataset_split)))
+        return split or shared or self.ids_file
 
 
 TRACKERS = ("wandb", "trackio", "tensorboard")

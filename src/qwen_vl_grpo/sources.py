@@ -6,7 +6,8 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,12 @@ from qwen_vl_grpo import hub
 from qwen_vl_grpo.errors import DataError, briefly
 from qwen_vl_grpo.sections import DataSection
 
+log = logging.getLogger("qwen_vl_grpo")
+
 Rows = list[dict[str, Any]]
-LOCAL_SUFFIXES = (".jsonl", ".parquet", ".csv", ".txt")
+LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".txt")
+SUBSET = "subset"
+"""Column that says which configuration of a data set, or which branch of a JSON file, a row came from."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +35,22 @@ class Source:
     rows: Callable[[], Rows]
 
 
-def find(name: str, split: str, data: DataSection) -> Source:
-    """Find one part: a file, a folder with one file a split (`<split>.jsonl`, .parquet, .csv, .txt) or the Hub's shards, else the Hub.
+def find(name: str, split: str, data: DataSection, subsets: Sequence[str] = ()) -> Source:
+    """Find one part: a file, a folder with one file a split (`<split>.jsonl`, …) or the Hub's shards, else the Hub.
 
-    Pictures stay encoded. `data.limit` keeps the first rows. Raises DataError.
+    `subsets` are configurations that are read one after another, from the Hub or from folders of their names, unless `data.subset`
+    names one or the folder has the split itself; their rows say which in the column SUBSET. Pictures stay encoded. `data.limit` keeps
+    the first rows. Raises DataError.
     """
     path = Path(name)
+    if subsets and not data.subset and (folders := _folders(name, split, subsets)):
+        found = [(subset, find(folder, split, data.model_copy(update={"subset": subset}))) for subset, folder in folders]
+        return _joined(found, data.limit)
     if path.is_dir():
         files = _in_folder(path, split)
     elif path.is_file():
         files = [path]
-    elif path.is_absolute() or name.startswith(".") or name.count("/") > 1 or path.suffix in LOCAL_SUFFIXES:
+    elif _local(name):
         raise DataError(f"dataset_name: there is no file or folder {name} here")
     else:
         return _from_hub(name, split, data)
@@ -52,17 +62,44 @@ def find(name: str, split: str, data: DataSection) -> Source:
     return Source(_hash([*files, *dict.fromkeys(named)]), lambda: rows)
 
 
+def _folders(name: str, split: str, subsets: Sequence[str]) -> list[tuple[str, str]]:
+    """Each subset and where it is found: its folder in a local one, or the Hub id itself; none for data that is not in subsets."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return [] if _local(name) else [(subset, name) for subset in subsets]
+    there = [] if _files(folder, split) else [(subset, str(folder / subset)) for subset in subsets if (folder / subset).is_dir()]
+    if 0 < len(there) < len(subsets):
+        log.info("%s: %d of the %d configurations that are asked for are there", name, len(there), len(subsets))
+    return there
+
+
+def _joined(found: Sequence[tuple[str, Source]], limit: int | None) -> Source:
+    fingerprint = hashlib.sha256(json.dumps([(subset, source.fingerprint) for subset, source in found]).encode()).hexdigest()
+    return Source(fingerprint, lambda: [row | {SUBSET: subset} for subset, source in found for row in source.rows()][:limit])
+
+
 def _in_folder(folder: Path, split: str) -> list[Path]:
-    for suffix in LOCAL_SUFFIXES:
-        if (folder / f"{split}{suffix}").is_file():
-            return [folder / f"{split}{suffix}"]
-    if shards := sorted([*folder.glob(f"{split}-*-of-*.parquet"), *folder.glob(f"data/{split}-*-of-*.parquet")]):
-        return shards  # a data set repository as it lies on the Hub
+    if files := _files(folder, split):
+        return files
     there = [path for path in [*folder.iterdir(), *folder.glob("data/*")] if path.suffix in LOCAL_SUFFIXES]
     names = ", ".join(sorted({path.stem.partition("-0")[0] for path in there})) or "none"
     raise DataError(
         f"{folder}: no split {split!r} (looked for {', '.join(split + suffix for suffix in LOCAL_SUFFIXES)}); splits there: {names}"
     )
+
+
+def _files(folder: Path, split: str) -> list[Path]:
+    """The file of a split, or its shards in a data set repository as it lies on the Hub; none if it is not there."""
+    for suffix in LOCAL_SUFFIXES:
+        if (folder / f"{split}{suffix}").is_file():
+            return [folder / f"{split}{suffix}"]
+    return sorted([*folder.glob(f"{split}-*-of-*.parquet"), *folder.glob(f"data/{split}-*-of-*.parquet")])
+
+
+def _local(name: str) -> bool:
+    """Whether a name can only be meant for a file or a folder here."""
+    path = Path(name)
+    return path.exists() or path.is_absolute() or name.startswith(".") or name.count("/") > 1 or path.suffix in LOCAL_SUFFIXES
 
 
 def _hash(files: list[Path]) -> str:
@@ -77,14 +114,14 @@ def _hash(files: list[Path]) -> str:
 
 
 def _lines(path: Path, pictures: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a text file: JSON Lines, CSV with a header, or a prompt a line."""
+    """The rows of a text file: JSON Lines, JSON, CSV with a header, or a prompt a line."""
     encoded = path.read_bytes()
     try:
         text = encoded.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         number = encoded.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path}: line {number} is not UTF-8 text ({error.reason}); save the file as UTF-8") from None
-    read = {".csv": _csv, ".txt": _prompts}.get(path.suffix, _json_lines)
+    read = {".csv": _csv, ".txt": _prompts, ".json": _json}.get(path.suffix, _json_lines)
     for row in read(path, text):
         yield {key: _beside(path, value) if key in pictures else value for key, value in row.items()}
 
@@ -107,6 +144,25 @@ def _csv(path: Path, text: str) -> Iterator[dict[str, Any]]:
             yield {str(key): value for key, value in row.items()}
     except csv.Error as error:
         raise DataError(f"{path}: line {reader.reader.line_num} is not CSV ({error})") from None
+
+
+def _json(path: Path, text: str) -> Iterator[dict[str, Any]]:
+    """The rows of one JSON value: a list of objects, or objects of such lists, whose names then stand in the column SUBSET."""
+    try:
+        held = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}: line {error.lineno} is not JSON ({error.msg})") from None
+    yield from _branch(path, held, "")
+
+
+def _branch(path: Path, held: Any, name: str) -> Iterator[dict[str, Any]]:
+    if isinstance(held, dict):
+        for key, inner in held.items():
+            yield from _branch(path, inner, f"{name}/{key}".lstrip("/"))
+        return
+    if not isinstance(held, list) or not all(isinstance(row, dict) for row in held):
+        raise DataError(f"{path}: {name or 'it'} holds {type(held).__name__}; rows are a list of JSON objects, or objects of such lists")
+    yield from ({SUBSET: name} | row if name else row for row in held)
 
 
 def _json_lines(path: Path, text: str) -> Iterator[dict[str, Any]]:

@@ -41,7 +41,8 @@ def load(config: RunConfig, task: Task, processor: Any) -> Parts:
         _ids(config.evaluation.ids_file)  # refused before the rows are prepared
     rows = dataset.load(config, task, processor, config.dataset_name, config.dataset_split)
     if config.evaluation.dataset_split is not None:
-        held_out = dataset.load(config, task, processor, config.dataset_name, config.evaluation.dataset_split)
+        where = config.evaluation.dataset_name or config.dataset_name
+        held_out = dataset.load(config, task, processor, where, config.evaluation.dataset_split)
         groups = by_picture([*rows["picture_ids"], *held_out["picture_ids"]], [""] * (len(rows) + len(held_out)))
         seen = set(groups[len(rows) :]) - {""}
         if both := sum(group in seen for group in groups[: len(rows)]):

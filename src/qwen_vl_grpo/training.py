@@ -147,7 +147,7 @@ def _train_and_score(
         log.info("after: %s", _line(metrics["after"]))
         if config.evaluation.blind and any(sample.images for sample in held_out):
             metrics["blind"] = evaluation.blind(held_out, task, functions, generate)
-            log.info("blind (white picture): correct %.3f", metrics["blind"]["correct"])
+            log.info("blind (white picture): %s", _line({"greedy": metrics["blind"]}))
         if config.evaluation.without_adapter:
             with trainer.accelerator.unwrap_model(trainer.model).disable_adapter():
                 metrics["without_adapter"] = scores(held_out, "without adapter")
@@ -249,8 +249,11 @@ def _publish_save(card: RunCard, config: RunConfig, run_dir: Path, step: int) ->
 
 def _line(scores: dict[str, Any]) -> str:
     return ", ".join(
-        f"{kind} correct {values['correct']:.3f} format {values['format']:.3f}"
+        f"{kind} "
+        + (f"correct {values['correct']:.3f} " if "correct" in values else "")
+        + f"format {values['format']:.3f}"
         + (f" quality {values['quality']:.2f}" if "quality" in values else "")
+        + "".join(f" {name} {value:.3f}" for name, value in values["rewards"].items() if "correct" not in values and value is not None)
         + f" (n {values['n']})"
         for kind, values in scores.items()
     )

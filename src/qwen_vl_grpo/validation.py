@@ -62,7 +62,9 @@ def validate(config: RunConfig) -> Findings:
 
 
 def _parts(config: RunConfig) -> list[tuple[str, str]]:
-    own = [(config.dataset_name, split) for split in (config.dataset_split, config.evaluation.dataset_split) if split]
+    own = [(config.dataset_name, config.dataset_split)]
+    if config.evaluation.dataset_split:
+        own.append((config.evaluation.dataset_name or config.dataset_name, config.evaluation.dataset_split))
     return own + ([(config.warmup.dataset_name, config.warmup.dataset_split)] if config.warmup else [])
 
 

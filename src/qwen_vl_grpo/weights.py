@@ -10,18 +10,18 @@ from qwen_vl_grpo import hub
 from qwen_vl_grpo.errors import GrpoError, briefly
 
 
-def check(key: str, model: str, first: str, revision: str | None, error: type[GrpoError]) -> None:
-    """Raise `error` if a model's first file cannot be read, before gigabytes are asked for."""
+def check(key: str, model: str, first: str, revision: str | None, error: type[GrpoError]) -> Path:
+    """Find a model's first file before gigabytes are asked for; raises `error` if it cannot be had."""
     if Path(model).is_dir():
         if not (Path(model) / first).is_file():
             raise error(f"{key} {model}: the folder holds no {first}")
-        return
+        return Path(model) / first
     if model.count("/") != 1 or model.startswith((".", "/")):
         raise error(f"{key} {model}: there is no such folder here; name a folder, or a Hub id such as OWNER/NAME")
     from huggingface_hub import hf_hub_download
 
     with loading(key, model, error):
-        hf_hub_download(model, first, revision=revision)
+        return Path(hf_hub_download(model, first, revision=revision))
 
 
 @contextmanager

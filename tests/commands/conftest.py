@@ -4,16 +4,24 @@ import json
 import os
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
+from qwen_vl_grpo import attempts
+
 PROJECT = Path(__file__).resolve().parents[2]
 QUESTION = "Which digit is this?"
 OWN_REWARD = """\
-def brevity(completions, **_):
+import os, time
+
+def brevity(completions, trainer_state=None, **_):
+    while trainer_state is not None and os.path.exists(f"hold-at-{trainer_state.global_step + 1}"):
+        time.sleep(0.05)
     return [-0.01 * len(completion[0]["content"]) for completion in completions]
 """
 TINY = {
@@ -63,6 +71,29 @@ class Workshop:
 
     def run_dir(self, run_id: str) -> Path:
         return self.folder / "runs" / run_id
+
+    @contextmanager
+    def held_before(self, step: int, run_id: str, process: subprocess.Popen):
+        """Let a run that was just started do the steps before this one, and hold it there until the block ends.
+
+        What is done to it inside comes at this step, however fast or busy the machine is.
+        """
+        hold, deadline = self.folder / f"hold-at-{step}", time.monotonic() + 300
+        hold.touch()
+        try:
+            while not any(line["step"] == step - 1 for line in attempts.metrics(self.run_dir(run_id))):
+                assert process.poll() is None, process.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            yield
+        finally:
+            hold.unlink()
+
+    def killed_at(self, step: int, run_id: str, process: subprocess.Popen) -> None:
+        """Kill a run that was just started in the middle of a step, with -9."""
+        with self.held_before(step, run_id, process):
+            process.kill()
+            process.communicate()
 
     def card(self, run_id: str) -> dict:
         return json.loads((self.run_dir(run_id) / "run.json").read_text(encoding="utf-8"))

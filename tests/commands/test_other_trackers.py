@@ -1,7 +1,6 @@
 """Covers runs that are tracked by TensorBoard and trackio: every step once under the run_id, resumed or not, in the run's folder."""
 
 import json
-import time
 
 import pytest
 
@@ -20,13 +19,7 @@ print(json.dumps([runs, SQLiteStorage.get_logs("grpo", sys.argv[1])], default=st
 def killed(workshop) -> str:
     """A run that was killed after its first checkpoint, and then resumed to its end."""
     process = workshop.start("-m", "qwen_vl_grpo", "train", "--config", workshop.config("drawn", **BOTH))
-    metrics, deadline = workshop.run_dir("drawn") / "metrics.jsonl", time.monotonic() + 200
-    while not metrics.is_file() or metrics.read_bytes().count(b"\n") < 6:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    process.kill()
-    process.communicate()
+    workshop.killed_at(8, "drawn", process)
     done = workshop.train("drawn", "--resume", **BOTH)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "run drawn is finished: runs/drawn/run.json\n", "trackio prints to stdout"

@@ -22,9 +22,8 @@ def start(workshop, run_id, *arguments, **changes):
 @pytest.fixture(scope="module")
 def killed(workshop) -> str:
     """The id of a run of eight steps that was killed twice and resumed twice."""
-    chance = random.Random(0)
-    assert kill(start(workshop, "killed"), workshop.run_dir("killed"), "save", chance)
-    assert kill(start(workshop, "killed", "--resume"), workshop.run_dir("killed"), "step", chance)
+    assert kill(start(workshop, "killed"), workshop.run_dir("killed"), "save", random.Random(0))
+    workshop.killed_at(6, "killed", start(workshop, "killed", "--resume"))
     done = workshop.train("killed", "--resume", **LONG)
     assert done.returncode == 0, done.stderr
     return "killed"

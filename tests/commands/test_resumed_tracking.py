@@ -1,15 +1,12 @@
 """Covers a tracked run that is killed and resumed: offline W&B has every step of it once and in order."""
 
 import json
-import random
 import subprocess
 import sys
 
 import pytest
 from wandb_file import records
 from wandb_service import served
-
-from benchmarks.kill_resume import kill
 
 TRACKED = {"max_steps": 8, "save_steps": 4, "tracking": {"report_to": "wandb", "mode": "offline"}}
 
@@ -18,7 +15,7 @@ TRACKED = {"max_steps": 8, "save_steps": 4, "tracking": {"report_to": "wandb", "
 def history(workshop):
     """What the tracker has of a run that was killed and resumed."""
     process = workshop.start("-m", "qwen_vl_grpo", "train", "--config", workshop.config("followed", **TRACKED))
-    assert kill(process, workshop.run_dir("followed"), "step", random.Random(1))
+    workshop.killed_at(7, "followed", process)
     done = workshop.train("followed", "--resume", **TRACKED)
     assert done.returncode == 0, done.stderr
     found = list(workshop.run_dir("followed").glob("wandb/offline-run-*/run-followed.wandb"))
@@ -57,8 +54,7 @@ def test_a_service_that_saw_the_first_attempt_gets_the_steps_it_lacks(workshop):
     command = [sys.executable, "-m", "qwen_vl_grpo", "train", "--config", config]
     with served() as service:
         given = workshop.environment | service.environment
-        process = subprocess.Popen(command, cwd=workshop.folder, env=given)
-        assert kill(process, workshop.run_dir("online"), "step", random.Random(1))
+        workshop.killed_at(7, "online", subprocess.Popen(command, cwd=workshop.folder, env=given))
         again = subprocess.run(
             [*command, "--resume"], cwd=workshop.folder, env=given, capture_output=True, text=True, timeout=300, check=False
         )

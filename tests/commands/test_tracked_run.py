@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pandas
@@ -130,17 +130,16 @@ def test_the_run_has_one_offline_run_of_its_id_beside_that_of_its_evaluation(wor
 def test_a_tracker_that_goes_away_costs_a_warning_and_no_metric(workshop, gone):
     """After the first step the service is shut, or wandb's own process is killed."""
     tracking = {"report_to": "wandb", "mode": "online"}
-    with served() as service:
+    with ExitStack() as stack:
+        service = stack.enter_context(served())
         own = workshop.environment | service.environment | {"WANDB_FINISH_TIMEOUT": "3"}
         command = [sys.executable, "-m", "qwen_vl_grpo", "train", "--config", workshop.config(f"left-{gone}", tracking=tracking)]
         process = subprocess.Popen(command, cwd=workshop.folder, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        metrics = workshop.run_dir(f"left-{gone}") / "metrics.jsonl"
-        while not metrics.is_file():
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.005)
-        if gone == "client":
-            core = subprocess.run(["pgrep", "-P", str(process.pid), "wandb-core"], capture_output=True, text=True, check=True)
-            os.kill(int(core.stdout), signal.SIGKILL)
+        with workshop.held_before(2, f"left-{gone}", process):
+            if gone == "client":
+                core = subprocess.run(["pgrep", "-P", str(process.pid), "wandb-core"], capture_output=True, text=True, check=True)
+                os.kill(int(core.stdout), signal.SIGKILL)
+            stack.close()
     _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     assert "it has gaps from here on, the files here have none" in said

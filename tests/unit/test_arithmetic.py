@@ -45,3 +45,21 @@ def test_a_generation_window_too_short_for_a_group_is_refused_by_its_own_name(co
 def test_a_generation_batch_that_splits_a_group_is_refused_by_its_own_name(config_of):
     with pytest.raises(ConfigError, match="generation_batch_size"):
         configs.arithmetic(config_of(trl={"generation_batch_size": 12}))
+
+
+def test_a_step_of_eight_gpus_is_told_what_makes_it_fit_on_one(config_of):
+    config = config_of(batch_size=1, gradient_accumulation_steps=2)
+    assert "x 8 device(s) = 16 completions a step = 2 prompts x 8" in configs.arithmetic(config, devices=8)
+    with pytest.raises(ConfigError, match=r"gradient_accumulation_steps=8 makes it one here, and 4 devices .*--num_processes 4"):
+        configs.arithmetic(config)
+    assert configs.arithmetic(config_of(batch_size=1, gradient_accumulation_steps=8))
+
+
+def test_a_look_at_a_run_counts_the_devices_that_it_needs(config_of, monkeypatch):
+    config = config_of(batch_size=1, gradient_accumulation_steps=2)
+    assert "x 4 device(s) = 8 completions a step = 1 prompts x 8" in configs.elsewhere(config)
+    assert configs.elsewhere(config_of()) == configs.arithmetic(config_of())
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert "x 8 device(s) = 16 completions a step" in configs.elsewhere(config)
+    with pytest.raises(ConfigError, match="generation_batch_size"):
+        configs.elsewhere(config_of(trl={"generation_batch_size": 12}))

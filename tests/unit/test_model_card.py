@@ -29,6 +29,13 @@ def test_the_scores_of_a_real_run_stand_with_n_and_interval():
     assert "| greedy, shown a white picture | after | 0.097 | 0.071 to 0.132 | 1.000 | 360 | 360 |" in text
 
 
+def test_a_run_whose_words_tell_nothing_right_shows_the_means_of_its_rewards():
+    drawn = {"format": 1.0, "n": 16, "rows": 8, "rewards": {"rendered_reward": 0.4567, "unjudged": None}}
+    text = page(metrics={"before": {"greedy": drawn}, "after": {"greedy": drawn}})
+    assert "| greedy | after | `rendered_reward` | 0.457 | 16 | 8 |" in text
+    assert "unjudged" not in text and "was not scored" not in text
+
+
 def test_an_adapter_is_loaded_on_its_base_and_a_full_run_alone():
     adapter = page()
     assert 'from_pretrained(f"{folder}/warmup", dtype="auto")' in adapter

@@ -85,3 +85,13 @@ def test_what_is_offline_by_a_setting_is_not_asked(config_of, service, monkeypat
     found = asked(config_of(tracking={"report_to": "wandb"}))
     assert [finding.verdict for finding in found.values()] == ["ok", "ok"]
     assert Service.seen == []
+
+
+def test_the_endpoint_of_a_judge_is_asked_too(config_of, service, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    found = asked(config_of(judge={"name": "complex_edit", "base_url": f"{service}/v1"}))["judge"]
+    assert found.verdict == "ok" and "OPENAI_API_KEY is set" in found.found
+    assert "sk-secret" not in str(Service.seen) + str(found)
+    away = asked(config_of(judge={"name": "complex_edit", "base_url": "http://127.0.0.1:9/v1"}))["judge"]
+    assert away.verdict == "warn" and "judge.base_url" in away.remedy
+    assert "judge" not in asked(config_of(judge={"name": "clip"}))

@@ -131,7 +131,7 @@ def test_a_row_may_have_a_size_of_its_own(reward):
     ("changes", "error", "said"),
     [
         ({"renderer": {"name": "sd4"}}, ConfigError, "there is no renderer 'sd4'; take sd3"),
-        ({"judge": {"name": "clap"}}, ConfigError, "there is no judge 'clap'; take clip"),
+        ({"judge": {"name": "clap"}}, ConfigError, "there is no judge 'clap'; take clip or complex_edit or mmmg"),
         ({"renderer": {"model": "nowhere/to/be/found"}}, RenderError, "there is no such folder here"),
         ({"placement": {"renderer": "cuda:5"}}, HardwareError, "placement.renderer: there is no cuda:5 here"),
         ({"placement": {"judge": "gpu"}}, ConfigError, "placement.judge: 'gpu' is no device"),

@@ -14,7 +14,7 @@ from qwen_vl_grpo.config import TaskSection
 from qwen_vl_grpo.errors import RegistryError, TrackingError
 from qwen_vl_grpo.evaluation import wilson
 from qwen_vl_grpo.interfaces import RunCard, Sample
-from qwen_vl_grpo.report import curves, drawing, tables, written
+from qwen_vl_grpo.report import answered, curves, drawing, tables, written
 
 EVIL = '</pre></script><script>document.title="owned"</script><img src=x onerror="document.title=1">\'"&lt;'
 SCORED = {"correct": 0.5, "interval": [0.3, 0.7], "format": 0.75, "n": 40, "rows": 20, "rewards": {}}
@@ -117,6 +117,18 @@ def test_a_card_of_another_shape_has_no_scores_and_is_no_error(keep, compare, me
     folder = keep("a")
     registry.write(registry.read(folder).model_copy(update={"metrics": metrics}), folder)
     assert "a: has no scores in its card" in compare("a")[1]
+
+
+def test_a_task_that_tells_nothing_right_by_its_words_is_compared_by_its_reward(keep, compare):
+    drawn = {"format": 1.0, "n": 8, "rows": 8, "rewards": {"rendered_reward": 0.25, "unjudged": None}}
+    better = drawn | {"rewards": {"rendered_reward": 0.5, "unjudged": None}}
+    folder = keep("a")
+    registry.write(registry.read(folder).model_copy(update={"metrics": {"before": {"greedy": drawn}, "after": {"greedy": better}}}), folder)
+    page, markdown, _ = compare("a")
+    assert r"| a | greedy answers, mean of rendered\_reward | 8 | 8 | 0.250 | 0.500 | \+0.250 | 1.000 → 1.000 |" in markdown
+    assert "has no scores" not in page
+    kept = {"completion": "a frog", "format": True, "correct": None}
+    assert [answered._answer(kept | changes).verdict for changes in ({}, {"format": False})] == ["", "not well-formed"]
 
 
 def test_lines_and_values_that_cannot_be_read_are_counted_and_passed_over(keep, compare):

@@ -9,7 +9,7 @@ import torch
 
 from demo import tiny_pictures
 from qwen_vl_grpo.errors import RenderError
-from qwen_vl_grpo.images import sd3
+from qwen_vl_grpo.images import frozen, sd3
 from qwen_vl_grpo.interfaces import RenderRequest
 from qwen_vl_grpo.rendered_sections import RendererSection
 
@@ -99,11 +99,11 @@ def test_a_picture_that_does_not_fit_alone_is_a_failure_and_no_score(renderer):
 
 def test_numbers_that_are_none_and_blank_pictures_are_failures():
     noise = numpy.random.default_rng(0).random((32, 32, 3))
-    assert sd3.picture(noise).size == (32, 32)
+    assert frozen.picture(noise).size == (32, 32)
     broken = noise.copy()
     broken[3, 4, 1] = math.nan
-    assert "no numbers" in str(sd3.picture(broken))
-    assert "blank" in str(sd3.picture(numpy.full((32, 32, 3), 0.7)))
+    assert "no numbers" in str(frozen.picture(broken))
+    assert "blank" in str(frozen.picture(numpy.full((32, 32, 3), 0.7)))
 
 
 def test_weights_that_are_no_numbers_come_out_as_failures(renderer):

@@ -5,142 +5,35 @@ Without T5 the pipeline reads the first 77 CLIP tokens of a completion and nothi
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Sequence
 from typing import Any
 
-import numpy
 import torch
-from PIL import Image
 
-from qwen_vl_grpo import placement, weights
-from qwen_vl_grpo.errors import RenderError, briefly
+from qwen_vl_grpo.images.frozen import FrozenRenderer
 from qwen_vl_grpo.interfaces import RenderRequest
-from qwen_vl_grpo.rendered_sections import RendererSection
-
-log = logging.getLogger("qwen_vl_grpo")
-
-BLANK = 2 / 255
-"""A picture whose values all lie this near to each other shows nothing."""
-TOO_LARGE = (
-    "one picture alone does not fit into the renderer's memory; lower renderer.width and height, set renderer.offload, or give it a card "
-    "of its own with placement.renderer"
-)
-OUTSIDE = ("device", "batch_size", "offload", "compile")
-"""Settings that do not decide what is drawn."""
 
 
-class StableDiffusion3:
-    """An ImageGenerator; nothing is loaded before the first picture."""
+class StableDiffusion3(FrozenRenderer):
+    """An ImageGenerator that reads completions."""
 
-    def __init__(self, section: RendererSection, device: torch.device):
-        self.identity = json.dumps(section.model_dump(exclude=set(OUTSIDE)), sort_keys=True)
-        self.batch_size = section.batch_size
-        self._section = section
-        self._device = device
-        self._loaded: Any = None
+    draws_with = "StableDiffusion3Pipeline"
 
-    def check(self) -> None:
-        """Raise RenderError if the weights are not there, or may not be had, before any is read."""
-        weights.check("renderer.model", self._section.model, "model_index.json", self._section.revision, RenderError)
-
-    def render(self, requests: Sequence[RenderRequest]) -> list[Image.Image | RenderError]:
-        """Draw requests of one size. A batch that does not fit into memory is halved, and so are those after it."""
-        done: list[Image.Image | RenderError] = []
-        while len(done) < len(requests):
-            part = requests[len(done) : len(done) + self.batch_size]
-            drawn = self._fitting(part)
-            if drawn is not None:
-                done += drawn
-                continue
-            placement.release()
-            if len(part) > 1:
-                self.batch_size = len(part) // 2
-                log.warning("renderer: %d pictures at once do not fit into memory; %d from here on", len(part), self.batch_size)
-            else:
-                done.append(RenderError(TOO_LARGE))
-        return done
-
-    def rest(self) -> None:
-        """Leave the card to the policy, if the weights are to be asleep between the pictures of two steps."""
-        if self._loaded is not None and self._section.offload == "asleep":
-            self._loaded.to("cpu")
-            placement.release()  # torch would keep the room for itself, and vLLM takes memory past torch
-
-    @property
-    def pipeline(self) -> Any:
-        """The diffusers pipeline, awake on its device; raises RenderError."""
-        if self._loaded is None:
-            self._loaded = self._load()
-        elif self._section.offload == "asleep":
-            self._loaded.to(self._device)
-        return self._loaded
-
-    def _load(self) -> Any:
+    def _read(self, dtype: torch.dtype) -> Any:
         # seconds, and a replay needs none of it
         from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import StableDiffusion3Pipeline
-        from diffusers.utils import logging as diffusers_logging
 
         section = self._section
-        diffusers_logging.set_verbosity_error()  # it warns of every completion that CLIP cuts off, which the judge counts
-        diffusers_logging.disable_progress_bar()
         without = {} if section.t5 else {"text_encoder_3": None, "tokenizer_3": None}
-        with weights.loading("renderer.model", section.model, RenderError):
-            pipeline = StableDiffusion3Pipeline.from_pretrained(
-                section.model, revision=section.revision, dtype=_dtype(section, self._device), **without
-            )
-        pipeline.set_progress_bar_config(disable=True)
-        for part in pipeline.components.values():
-            if isinstance(part, torch.nn.Module):
-                part.requires_grad_(False).eval()
-        if section.compile:
-            pipeline.transformer.compile()
-        if section.offload == "model":
-            pipeline.enable_model_cpu_offload(device=self._device)
-        elif section.offload == "sequential":
-            pipeline.enable_sequential_cpu_offload(device=self._device)
-        else:
-            pipeline.to(self._device)
-        return pipeline
+        return StableDiffusion3Pipeline.from_pretrained(section.model, revision=section.revision, dtype=dtype, **without)
 
-    def _fitting(self, requests: Sequence[RenderRequest]) -> list[Image.Image | RenderError] | None:
-        """What was drawn, or None where memory ran out; when this returns, what did not fit is let go of."""
-        try:
-            return self._draw(requests)
-        except torch.OutOfMemoryError:
-            return None
-
-    def _draw(self, requests: Sequence[RenderRequest]) -> list[Image.Image | RenderError]:
+    def _given(self, pipeline: Any, requests: Sequence[RenderRequest]) -> dict[str, Any]:
         section = self._section
         width, height = requests[0].size or (section.width, section.height)
-        try:
-            drawn: Any = self.pipeline(
-                prompt=[request.completion for request in requests],
-                negative_prompt=[section.negative_prompt] * len(requests),
-                width=width,
-                height=height,
-                num_inference_steps=section.steps,
-                guidance_scale=section.guidance_scale,
-                max_sequence_length=section.text_tokens,
-                generator=[torch.Generator("cpu").manual_seed(request.seed) for request in requests],  # the same noise on every device
-                output_type="np",
-            )
-        except ValueError as error:
-            raise RenderError(f"renderer {section.model}: refuses to draw ({briefly(error)})") from None
-        return [picture(values) for values in drawn.images]
-
-
-def picture(values: numpy.ndarray) -> Image.Image | RenderError:
-    """Values from 0 to 1, shape (height, width, 3), as a picture; a RenderError if they are no numbers or all the same."""
-    if not numpy.isfinite(values).all():
-        return RenderError("the picture holds values that are no numbers; take renderer.dtype: bfloat16 or float32")
-    if numpy.ptp(values) < BLANK:
-        return RenderError("the picture is blank: all of it has one colour")
-    return Image.fromarray((values * 255).round().astype(numpy.uint8))
-
-
-def _dtype(section: RendererSection, device: torch.device) -> torch.dtype:
-    if section.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return getattr(torch, section.dtype)
+        return {
+            "prompt": [request.completion for request in requests],
+            "negative_prompt": [section.negative_prompt] * len(requests),
+            "guidance_scale": section.guidance_scale,
+            "width": width,
+            "height": height,
+        }

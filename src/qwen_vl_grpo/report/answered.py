@@ -95,7 +95,8 @@ def _answered_by_most(items: dict[tuple[str, ...], Item]) -> tuple[list[Item], i
 
 
 def _answer(kept: dict[str, Any]) -> Answer:
-    verdict = "right" if kept.get("correct") is True else "wrong" if kept.get("format") is True else "not well-formed"
+    correct = kept.get("correct", False)
+    verdict = "right" if correct is True else "not well-formed" if kept.get("format") is not True else "" if correct is None else "wrong"
     return Answer(*_parts(kept["completion"], "answers.jsonl"), verdict)
 
 

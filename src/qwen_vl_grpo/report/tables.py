@@ -48,7 +48,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Score:
-    """One share before and after, each with its 95 % interval, and the gain with its own."""
+    """One share before and after, each with its 95 % interval, and the gain with its own; or the mean of a reward, without intervals."""
 
     run: Run
     name: str
@@ -88,24 +88,33 @@ def gather(card: RunCard, folder: Path) -> Run:
 
 
 def scores(runs: Sequence[Run]) -> list[Score]:
-    """Every score that a card holds, each kind with all of its runs together."""
+    """Every score that a card holds, each kind with all of its runs together; of a task that can tell nothing right by its words, the
+    mean of each reward."""
     found = []
     for name, old, new in SCORES:
         for run in runs:
             before, after = at(run.card.metrics, *old) if old else None, at(run.card.metrics, *new)
-            if number(before, "correct") is None and number(after, "correct") is None:
-                continue
-            shares = number(before, "correct"), number(after, "correct")
-            intervals = interval(before), interval(after)
             count, rows = (number(after, key) if number(after, key) is not None else number(before, key) for key in ("n", "rows"))
-            found.append(
-                Score(
-                    run, name, None if rows is None else int(rows), None if count is None else int(count),
-                    shares[0], intervals[0], shares[1], intervals[1], *gain(shares, intervals),
-                    (number(before, "format"), number(after, "format")), (number(before, "official"), number(after, "official")),
-                )
-            )  # fmt: skip
+            for said, path in _measures(before, after).items():
+                shares = number(before, *path), number(after, *path)
+                intervals = (None, None) if said else (interval(before), interval(after))
+                found.append(
+                    Score(
+                        run, name + said, None if rows is None else int(rows), None if count is None else int(count),
+                        shares[0], intervals[0], shares[1], intervals[1], *gain(shares, intervals),
+                        (number(before, "format"), number(after, "format")), (number(before, "official"), number(after, "official")),
+                    )
+                )  # fmt: skip
     return found
+
+
+def _measures(before: Any, after: Any) -> dict[str, tuple[str, ...]]:
+    """What is told of a score beside its name -> where it stands."""
+    if any(number(scored, "correct") is not None for scored in (before, after)):
+        return {"": ("correct",)}
+    rewards = [at(scored, "rewards") for scored in (before, after)]
+    named = dict.fromkeys(name for held in rewards if isinstance(held, dict) for name in held if number(held, name) is not None)
+    return {f", mean of {name}": ("rewards", name) for name in named}
 
 
 def gain(

@@ -28,7 +28,10 @@ def markdown(told: Comparison) -> str:
     rows = [list(wording.row(score).values())[: len(head)] for score in told.scores]
     parts.append(_table(head, rows) if rows else "None of these runs has scores in its card.")
     if rows:
-        parts.append("Well-formed and right, as a share, with 95 % intervals: Wilson over rows, and Newcombe for the gain.")
+        parts.append(
+            "Well-formed and right, as a share, with 95 % intervals: Wilson over rows, and Newcombe for the gain. Where words alone tell "
+            "nothing right, the mean of the reward."
+        )
     parts += ["## Curves", told.joined]
     head = ["metric", "run", "first", "last", "lowest", "highest", "values"]
     rows = []

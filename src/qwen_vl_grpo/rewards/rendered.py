@@ -7,12 +7,11 @@ cannot be drawn or judged has no score: None, never a number that nobody gave.
 from __future__ import annotations
 
 import hashlib
-import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qwen_vl_grpo.errors import JudgeError, RenderError
@@ -49,7 +48,7 @@ class Rendered:
     render_seconds: list[float]
     """Of each batch."""
     judge_seconds: list[float]
-    """Of each call, waiting for another attempt included."""
+    """Of each call, with all that the judge waits for."""
     pictures: dict[RenderRequest, Image]
     """Small copies of what was drawn; what was remembered has none."""
 
@@ -64,10 +63,7 @@ class RenderedScores:
     generator: ImageGenerator
     judge: Judge
     memory: Judgements | None = None
-    attempts: int = 3
     replay_only: bool = False
-    pause: float = field(default=1.0, repr=False)
-    """Seconds before the second attempt; doubled before each further one."""
 
     def __call__(self, requests: Sequence[RenderRequest]) -> Rendered:
         """Raises what makes all pictures impossible: weights that cannot be loaded, a replay without its recording."""
@@ -108,7 +104,7 @@ class RenderedScores:
         return Rendered(in_order, remembered, time.perf_counter() - started, render_seconds, judge_seconds, small)
 
     def _judged(self, pictures: Sequence[tuple[RenderRequest, Image]], seconds: list[float]) -> list[tuple[RenderRequest, Outcome]]:
-        """Judge some pictures and remember what was said, in a thread; what failed in passing is tried again."""
+        """Judge some pictures and remember what was said, in a thread."""
         started = time.perf_counter()
         hashes = {request: hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest() for request, image in pictures}
         outcomes: dict[RenderRequest, Outcome] = {}
@@ -116,12 +112,8 @@ class RenderedScores:
             if self.memory and (known := self.memory.same_picture(request, hashes[request])):
                 outcomes[request] = known
         left = [(request, image) for request, image in pictures if request not in outcomes]
-        for attempt in range(self.attempts):
-            if attempt and left:
-                time.sleep(self.pause * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
-            if left:
-                outcomes |= dict(zip((request for request, _ in left), self._asked(left), strict=True))
-            left = [(request, image) for request, image in left if getattr(outcomes[request], "passing", False)]
+        if left:
+            outcomes |= dict(zip((request for request, _ in left), self._asked(left), strict=True))
         if self.memory:
             earned = [(request, hashes[request], said) for request, said in outcomes.items() if isinstance(said, Judgement)]
             self.memory.keep(earned)
@@ -184,6 +176,8 @@ def scores(
                 figures[f"rendered/{name}_latency"] = statistics.median(seconds)
         for name in {name for outcome in judged for name in outcome.details}:
             figures[f"judge/{name}"] = statistics.fmean(outcome.details[name] for outcome in judged if name in outcome.details)
+        if told := getattr(score.judge, "figures", None):
+            figures |= {f"judge/{name}": value for name, value in told().items()}
         for name, value in figures.items():
             log_metric(name, value)
     if len(failed) > most_failures * len(asked):

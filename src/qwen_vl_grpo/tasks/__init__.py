@@ -10,9 +10,14 @@ from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.interfaces import Mode, RewardFunction, Task
 from qwen_vl_grpo.rewards import find, load_function
 from qwen_vl_grpo.sections import RewardEntry, TaskSection
-from qwen_vl_grpo.tasks import prompt_enhancement, visual_reasoning
+from qwen_vl_grpo.tasks import image_edit, prompt_enhancement, text_to_image, visual_reasoning
 
-TASKS: dict[str, Callable[[Mode], Task]] = {"visual_reasoning": visual_reasoning.build, "prompt_enhancement": prompt_enhancement.build}
+TASKS: dict[str, Callable[[Mode], Task]] = {
+    "visual_reasoning": visual_reasoning.build,
+    "prompt_enhancement": prompt_enhancement.build,
+    "image_edit": image_edit.build,
+    "text_to_image": text_to_image.build,
+}
 
 
 def build(section: TaskSection) -> Task:

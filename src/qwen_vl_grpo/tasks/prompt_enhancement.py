@@ -10,16 +10,15 @@ Any other set works: a text file with a prompt a line, CSV, JSON Lines, Parquet 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from qwen_vl_grpo import enhancement, placement, rendered_parts
+from qwen_vl_grpo import enhancement
 from qwen_vl_grpo.errors import ConfigError, DataError
-from qwen_vl_grpo.interfaces import Judgement, Mode, RenderRequest, RewardFunction, Sample, Task, Verdict
-from qwen_vl_grpo.rendered_gallery import Entry, RenderedGallery
-from qwen_vl_grpo.rendered_sections import JudgeSection, PenaltiesSection, PlacementSection, RendererSection
-from qwen_vl_grpo.rewards.rendered import scores, seed_of
-from qwen_vl_grpo.rewards.xml import texts
+from qwen_vl_grpo.interfaces import Mode, RewardFunction, Sample, Task, Verdict
+from qwen_vl_grpo.rendered_reward import RenderedReward
+from qwen_vl_grpo.rendered_sections import PenaltiesSection
 from qwen_vl_grpo.sections import DataSection
 
 if TYPE_CHECKING:
@@ -89,53 +88,8 @@ def shown(record: Mapping[str, Any]) -> str:
 
 
 def rendered_reward(config: RunConfig) -> RewardFunction:
-    """The judge's score of what a completion looks like, less the penalties; raises the typed error of a part that is not there.
-
-    The score is None for a completion that is empty, and for one that could not be drawn or judged.
-    """
-    judging = config.judge or JudgeSection()
-    placing, penalties = config.placement or PlacementSection(), config.penalties or PenaltiesSection()
-    score = rendered_parts.build(config.renderer or RendererSection(), judging, placing)
-    kept = RenderedGallery(config.run_dir, config.max_steps)
-
-    def rendered_reward(
-        completions: Sequence[Any],
-        original_prompt: Sequence[str],
-        width: Sequence[int | None] | None = None,
-        height: Sequence[int | None] | None = None,
-        log_metric: Callable[..., Any] | None = None,
-        log_extra: Callable[..., Any] | None = None,
-        trainer_state: Any = None,
-        moment: str | None = None,
-        **_: Any,
-    ) -> list[float | None]:
-        rewritten = [enhancement.enhanced(text) for text in texts(completions)]
-        sizes = [
-            size if all(size) else None for size in zip(width or [None] * len(rewritten), height or [None] * len(rewritten), strict=True)
-        ]
-        requests = [
-            RenderRequest(original, text, seed_of(config.seed, original), size) if text else None  # type: ignore[arg-type]
-            for original, text, size in zip(original_prompt, rewritten, sizes, strict=True)
-        ]
-        outcomes, pictures = scores(score, requests, judging.most_failures, log_metric)
-        judged = [outcome if isinstance(outcome, Judgement) else None for outcome in outcomes]
-        off = [penalty(penalties, original, text) for original, text in zip(original_prompt, rewritten, strict=True)]
-        if log_metric is not None:
-            log_metric("rendered/penalty", sum(off) / len(off))
-        if log_extra is not None:
-            log_extra("judge_score", [judgement and judgement.score for judgement in judged])
-            log_extra("cosine", [judgement and judgement.details.get("cosine") for judgement in judged])
-        if trainer_state is not None and trainer_state.global_step % placing.empty_cache_every == 0:
-            placement.release()
-        rewards = [None if judgement is None else judgement.score - less for judgement, less in zip(judged, off, strict=True)]
-        entries = list(map(Entry, original_prompt, rewritten, requests, outcomes, rewards))
-        if trainer_state is not None:
-            kept.keep_step(trainer_state.global_step + 1, entries, pictures)
-        elif moment is not None:
-            kept.keep_held_out(moment, entries, pictures)
-        return rewards
-
-    return rendered_reward
+    """The judge's score of what a completion looks like, less the penalties; raises the typed error of a part that is not there."""
+    return RenderedReward(config, enhancement.enhanced, partial(penalty, config.penalties or PenaltiesSection()))
 
 
 def penalty(penalties: PenaltiesSection, original: str, rewritten: str) -> float:

@@ -1,0 +1,49 @@
+"""Whether a policy's hidden states fit the DiT that is to draw from them, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from qwen_vl_grpo import shapes, weights
+from qwen_vl_grpo.config import RunConfig
+from qwen_vl_grpo.errors import ConfigError
+
+FAMILY = "qwen2_5_vl"
+"""The text encoder of Qwen-Image, Qwen-Image-Edit and Edit-Plus: their DiTs learned from its states and know no other's."""
+
+
+def check(config: RunConfig) -> None:
+    """Raise ConfigError, with the models that fit, if the config's policy is no text encoder for its renderer.
+
+    Reads the policy's config.json and the DiT's `joint_attention_dim`; raises PolicyError where the former is not to be had.
+    """
+    renderer = config.renderer
+    if renderer is None:
+        raise ConfigError("renderer: a task that draws from the policy's states needs this section; name one of the qwen_image renderers")
+    width = of_transformer(renderer.model, renderer.revision)
+    policy = shapes.of(config)
+    if policy.hidden == width and policy.family == FAMILY:
+        return
+    known = [name for name in shapes.PUBLISHED if (shape := shapes.published(name)) and (shape.hidden, shape.family) == (width, FAMILY)]
+    advice = f"; take {' or '.join(f'{name}-Instruct' for name in known)}" if known else ""
+    raise ConfigError(
+        f"model_name {config.model_name}: its states are {policy.hidden} wide and {policy.family}'s, and the DiT of renderer.model "
+        f"{renderer.model} reads {FAMILY}'s of {width}{advice}"
+    )
+
+
+def of_transformer(model: str, revision: str | None) -> int:
+    """How wide the states are that a pipeline's DiT reads, from its transformer/config.json in a folder or on the Hub."""
+    name = "transformer/config.json"
+    weights.check("renderer.model", model, name, revision, ConfigError)
+    if Path(model).is_dir():
+        path = Path(model) / name
+    else:
+        from huggingface_hub import hf_hub_download
+
+        path = Path(hf_hub_download(model, name, revision=revision))  # it is here by now
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8"))["joint_attention_dim"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"renderer.model {model}: {name} names no joint_attention_dim ({type(error).__name__})") from None

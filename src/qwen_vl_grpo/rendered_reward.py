@@ -1,0 +1,197 @@
+"""The reward of tasks whose completions are drawn and judged: `TextReward` hands the words to the renderer, `StatesReward` what the
+policy made of them.
+
+A reward is called with the completions of a step, or of an evaluation. It draws, judges, logs and keeps what people look at; the score is
+None for a completion that is empty, and for one that could not be drawn or judged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from qwen_vl_grpo import answers, placement, rendered_parts
+from qwen_vl_grpo.images import width
+from qwen_vl_grpo.interfaces import Conditioning, Judgement, RenderRequest, Source
+from qwen_vl_grpo.rendered_gallery import Entry, RenderedGallery
+from qwen_vl_grpo.rendered_sections import PlacementSection, RendererSection
+from qwen_vl_grpo.rewards.rendered import scores, seed_of
+from qwen_vl_grpo.rewards.xml import texts
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from qwen_vl_grpo.config import RunConfig
+    from qwen_vl_grpo.images.embeddings import Encoded, Kind, PolicyEncoder
+
+Log = Callable[..., Any] | None
+
+NEGATIVES = 64
+"""Encodings of the negative prompt that are kept, one for each picture that is edited."""
+
+
+class RenderedReward:
+    """The judge's score of what each completion looks like, less what `taken_off` says of (prompt, words).
+
+    Raises the typed error of a part that is not there when it is made, and of too many failures when it is called.
+    """
+
+    def __init__(self, config: RunConfig, words: Callable[[str], str], taken_off: Callable[[str, str], float] | None = None):
+        self.__name__ = "rendered_reward"
+        self._config = config
+        self._words = words
+        self._taken_off = taken_off
+        self._judging = config.judging
+        self._rendering = config.renderer or RendererSection()
+        self._placing = config.placement or PlacementSection()
+        self._score = rendered_parts.build(self._rendering, self._judging, self._placing)
+        self._gallery = RenderedGallery(config.run_dir, config.max_steps)
+        self._told: list[str] = []
+
+    def __call__(
+        self,
+        completions: Sequence[Any],
+        original_prompt: Sequence[str],
+        log_metric: Log = None,
+        log_extra: Log = None,
+        trainer_state: Any = None,
+        moment: str | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        words = [self._words(text) for text in texts(completions)]
+        requests = self._requests(words, original_prompt, columns, log_metric)
+        outcomes, pictures = scores(self._score, requests, self._judging.most_failures, log_metric)
+        judged = [outcome if isinstance(outcome, Judgement) else None for outcome in outcomes]
+        off = [self._taken_off(*pair) if self._taken_off else 0.0 for pair in zip(original_prompt, words, strict=True)]
+        if log_metric is not None and self._taken_off:
+            log_metric("rendered/penalty", sum(off) / len(off))
+        if log_extra is not None:
+            self._tell(judged, log_extra)
+        if trainer_state is not None and trainer_state.global_step % self._placing.empty_cache_every == 0:
+            placement.release()
+        rewards = [None if judgement is None else judgement.score - less for judgement, less in zip(judged, off, strict=True)]
+        entries = list(map(Entry, original_prompt, words, requests, outcomes, rewards))
+        if trainer_state is not None:
+            self._gallery.keep_step(trainer_state.global_step + 1, entries, pictures)
+        elif moment is not None:
+            self._gallery.keep_held_out(moment, entries, pictures)
+        return rewards
+
+    def _requests(
+        self, words: Sequence[str], prompts: Sequence[str], columns: Mapping[str, Any], log_metric: Log
+    ) -> list[RenderRequest | None]:
+        """What is to be drawn, None for a completion without a word."""
+        return [
+            RenderRequest(prompt, text, seed_of(self._config.seed, prompt), size) if text else None
+            for prompt, text, size in zip(prompts, words, sizes(columns, len(words)), strict=True)
+        ]
+
+    def _tell(self, judged: Sequence[Judgement | None], log_extra: Callable[..., Any]) -> None:
+        """Put scores and raw values into the table of completions, whose columns are the same at every step."""
+        self._told = self._told or sorted({name for judgement in judged if judgement for name in judgement.details})
+        log_extra("judge_score", [judgement and judgement.score for judgement in judged])
+        for name in self._told:
+            log_extra(name, [judgement and judgement.details.get(name) for judgement in judged])
+
+
+class StatesReward(RenderedReward):
+    """The same for a renderer that sees the policy's own states of a completion (images/embeddings.py), and perhaps pictures to edit.
+
+    `hold` gives it the policy before its first call. Every completion is encoded whatever the cache knows of it: each process makes as
+    many forward passes as the others, and what is remembered is known by the states themselves.
+    """
+
+    def __init__(self, config: RunConfig, kind: Kind):
+        """`kind` is the pipeline whose template an own renderer's states are made with; the known renderers have theirs.
+
+        Raises ConfigError, too, for a policy whose states the renderer cannot read.
+        """
+        own = config.renderer is not None and ".py:" in config.renderer.name
+        if not own:
+            width.check(config)
+        super().__init__(config, lambda text: answers.without_end(text).strip())
+        self._kind: Any = kind if own else self._rendering.name
+        self._encoder: PolicyEncoder | None = None
+        self._ends: set[int] = set()
+        self._tokenizer: Any = None
+        self._frozen = config.lora.enabled
+        self._negatives: dict[tuple[Source, ...], Conditioning] = {}
+        self._sources: dict[int, tuple[Image, Source]] = {}
+
+    def hold(self, model: Any, processor: Any) -> None:
+        """Take the policy, as the trainer holds it: adapters that learn are seen as they are at each call."""
+        from qwen_vl_grpo.images.embeddings import PolicyEncoder
+
+        self._encoder = PolicyEncoder(self._kind, model, processor)
+        self._tokenizer = processor.tokenizer
+        ends = self._tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+        self._ends = {self._tokenizer.eos_token_id, self._tokenizer.pad_token_id, *ends}
+        generator: Any = self._score.generator
+        if hasattr(generator, "negative"):
+            generator.negative = self._negative
+
+    def _requests(
+        self, words: Sequence[str], prompts: Sequence[str], columns: Mapping[str, Any], log_metric: Log
+    ) -> list[RenderRequest | None]:
+        started = time.perf_counter()
+        ids = columns.get("completion_ids") or self._tokenizer(list(words), add_special_tokens=False)["input_ids"]
+        self._sources.clear()  # pictures are known by their place in memory, which is another row's once they are gone
+        sources = [tuple(map(self._source, row or ())) for row in columns.get("images") or [()] * len(words)]
+        encoded = self._encode(prompts, [self._cut(row) for row in ids], sources)
+        if log_metric is not None:
+            figures = {
+                "rendered/embed_seconds": time.perf_counter() - started,
+                "rendered/tokens": sum(one.tokens for one in encoded) / len(encoded),
+                "rendered/dropped_tokens": sum(one.dropped for one in encoded),
+            }
+            for limit in (512, 1024):
+                beyond = [getattr(one, f"beyond_{limit}") / max(1, one.tokens) for one in encoded]
+                figures[f"rendered/lost_beyond_{limit}"] = sum(beyond) / len(beyond)
+            for name, value in figures.items():
+                log_metric(name, value)
+        rubrics = columns.get("rubric") or [""] * len(words)
+        plain = super()._requests(words, prompts, columns, log_metric)
+        return [
+            request and RenderRequest(request.original, request.completion, request.seed, request.size, pictures, one.conditioning, rubric)
+            for request, pictures, one, rubric in zip(plain, sources, encoded, rubrics, strict=True)
+        ]
+
+    def _encode(self, prompts: Sequence[str], ids: Sequence[tuple[int, ...]], sources: Sequence[tuple[Source, ...]]) -> list[Encoded]:
+        from qwen_vl_grpo.images.embeddings import Turn
+
+        assert self._encoder is not None, "hold() gives the policy"
+        return self._encoder.encode(list(map(Turn, prompts, ids, sources)))
+
+    def _negative(self, requests: Sequence[RenderRequest]) -> list[Conditioning]:
+        """The negative prompt beside each request's pictures, as the base model encodes it; a policy that learns whole has no other."""
+        from qwen_vl_grpo.images.embeddings import Turn
+
+        assert self._encoder is not None, "hold() gives the policy"
+        found = self._negatives if self._frozen else {}
+        wanted = list(dict.fromkeys(request.sources for request in requests if request.sources not in found))
+        turns = [Turn(self._rendering.negative_prompt, (), sources) for sources in wanted]
+        found |= zip(wanted, (one.conditioning for one in self._encoder.encode(turns, adapters=False)), strict=True)
+        negatives = [found[request.sources] for request in requests]
+        while len(found) > NEGATIVES:
+            found.pop(next(iter(found)))
+        return negatives
+
+    def _cut(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """A completion without the token that ended it, and what follows that."""
+        end = next((place for place, token in enumerate(ids) if token in self._ends), len(ids))
+        return tuple(ids[:end])
+
+    def _source(self, image: Image) -> Source:
+        """A picture by the hash of its pixels, taken once for all completions of a row."""
+        if id(image) not in self._sources:
+            digest = hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
+            self._sources[id(image)] = (image, Source(digest, image))
+        return self._sources[id(image)][1]
+
+
+def sizes(columns: Mapping[str, Any], count: int) -> list[tuple[int, int] | None]:
+    """Width and height that each row asks for, None for the renderer's own."""
+    sides = zip(columns.get("width") or [0] * count, columns.get("height") or [0] * count, strict=True)
+    return [(width, height) if width and height else None for width, height in sides]

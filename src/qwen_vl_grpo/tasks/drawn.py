@@ -1,0 +1,52 @@
+"""What the tasks share whose completions a frozen diffusion model sees as the policy's own states: image_edit and text_to_image.
+
+What such a completion is worth shows in its picture alone, so the words are judged well-formed or not, and neither right nor wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qwen_vl_grpo import answers
+from qwen_vl_grpo.errors import DataError
+from qwen_vl_grpo.interfaces import Message, Sample, Verdict
+from qwen_vl_grpo.sections import ColumnName, DataSection
+
+
+def column(ours: ColumnName, guesses: Sequence[str], what: str, row: Mapping[str, Any], data: DataSection) -> str:
+    """Name the data set's column for one of ours; raises DataError if there is none."""
+    asked = data.columns.get(ours)
+    name = next((name for name in ((asked,) if asked else guesses) if name in row), None)
+    if name is None:
+        tried = repr(asked) if asked else " or ".join(map(repr, guesses))
+        raise DataError(f"has no column {tried} for the {what}; it has {', '.join(map(str, row))}; map it with data.columns.{ours}")
+    return name
+
+
+def text(name: str, what: str, row: Mapping[str, Any]) -> str:
+    """The text in a column, without the space around it; raises DataError for anything else, and for nothing."""
+    value = row[name]
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"column {name!r} holds {value!r}; {what} is text")
+    return value.strip()
+
+
+def chat(system_prompt: str, asked: str) -> list[Message]:
+    return [{"role": "system", "content": system_prompt}, {"role": "user", "content": asked}]
+
+
+def judge(completion: str, sample: Sample) -> Verdict:
+    """Well-formed: there is something to draw. Whether it is right only its picture can show."""
+    return Verdict(bool(answers.without_end(completion).strip()), None)
+
+
+def told(question: str, completion: str) -> dict[str, Any]:
+    """All of the completion as the answer: all of it is drawn."""
+    drawn = answers.without_end(completion).strip()
+    return {"answer": drawn, "well_formed": bool(drawn)}
+
+
+def shown(record: Mapping[str, Any]) -> str:
+    """What was asked for, and what is drawn instead."""
+    return f"asked for: {record['prompt']}\nto be drawn: {record['answer']}"

@@ -1,0 +1,58 @@
+"""Covers text to image as a command: a run with a judge behind HTTP, a judge that breaks on the way, a key that is missing or kept."""
+
+import pytest
+
+from demo import images, knowledge_rows, tiny_qwen_image
+from demo.judge_server import JudgeServer, Response
+
+KEY = "sk-never-to-be-told"
+
+
+@pytest.fixture(scope="module")
+def drawn(workshop):
+    """What the config of a run that draws has beside the tiny one's keys."""
+    tiny_qwen_image.build(workshop.folder / "qwen-image", "qwen_image", workshop.folder / "tiny-qwen2.5-vl")
+    knowledge_rows.write(workshop.folder / "knowledge")
+    renderer = {"name": "qwen_image", "model": "qwen-image", "width": 32, "height": 32, "steps": 1, "guidance_scale": 1}
+    return {
+        "task": {"name": "text_to_image"}, "dataset_name": "knowledge", "rewards": [], "renderer": renderer, "max_steps": 2,
+        "judge": {"name": "mmmg", "cache": "judgements.sqlite", "attempts": 1},
+        "lora": {"enabled": True}, "data": {"limit": 8, "decoys": 1},
+    }  # fmt: skip
+
+
+def judge(drawn, server):
+    return drawn | {"judge": drawn["judge"] | {"base_url": server.url}}
+
+
+@pytest.fixture
+def own_key(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+
+def test_a_run_is_judged_over_http_and_the_key_is_nowhere(workshop, drawn, own_key):
+    with JudgeServer(images.answer) as server:
+        done = workshop.train("drawn", **judge(drawn, server))
+    assert done.returncode == 0, done.stderr
+    assert {asked.headers["authorization"] for asked in server.asked} == {f"Bearer {KEY}"}
+    steps = [line for line in workshop.metrics("drawn") if "loss" in line]
+    assert all(0 < step["reward"] < 1 and 0 <= step["judge/fidelity"] <= 1 and step["rendered/embed_seconds"] > 0 for step in steps)
+    files = [path for path in workshop.folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert (workshop.run_dir("drawn") / "gallery.jsonl") in files and (workshop.folder / "judgements.sqlite") in files
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+    assert KEY not in done.stdout + done.stderr
+
+
+def test_a_judge_that_breaks_on_the_way_ends_the_run_and_no_score_is_made_up(workshop, drawn, refused):
+    with JudgeServer(lambda asked: images.answer(asked) if asked.number <= 8 else Response(status=500)) as server:
+        said = refused(workshop.train("broken-off", **judge(drawn, server) | {"seed": 1}))
+    assert "pictures could not be drawn or judged, and judge.most_failures allows 25%" in said
+    assert "500" in said
+    assert [line["step"] for line in workshop.metrics("broken-off") if "reward" in line] == [1]
+    assert workshop.card("broken-off")["state"] == "failed"
+
+
+def test_a_missing_key_is_said_before_anything_is_loaded(workshop, drawn, refused):
+    said = refused(workshop.train("keyless", **drawn))
+    assert "OPENAI_API_KEY is not set, and the judge needs it" in said
+    assert not workshop.run_dir("keyless").exists()
