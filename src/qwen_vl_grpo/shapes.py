@@ -141,7 +141,7 @@ class Shapes:
 
 def of(config: RunConfig) -> Shapes:
     """The shapes of the config's model: from its config.json here or in the HF cache, or from the table above; raises PolicyError."""
-    path = _config_file(config)
+    path = local_file(config.model_name, config.model_revision, "config.json")
     if path is not None:
         try:
             return read(json.loads(path.read_text(encoding="utf-8")), f"config.json of {config.model_name}")
@@ -255,15 +255,15 @@ def _nf4_bytes(weights: int) -> int:
     return -(-weights // 2) + blocks + 4 * -(-blocks // 256) + 4 * (16 + 256 + 1)
 
 
-def _config_file(config: RunConfig) -> Path | None:
-    """config.json in a local folder, or in the HF cache at the revision asked for (the layout that huggingface_hub documents)."""
-    folder = Path(config.model_name)
+def local_file(name: str, revision: str | None, file: str) -> Path | None:
+    """A file of a local folder, there or not, or of the HF cache at a revision (the layout that huggingface_hub documents)."""
+    folder = Path(name)
     if folder.is_dir():
-        return folder / "config.json"
+        return folder / file
     home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser() / f"models--{config.model_name.replace('/', '--')}"
-    revision = config.model_revision or "main"
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser() / f"models--{name.replace('/', '--')}"
+    revision = revision or "main"
     named = hub / "refs" / revision
     commit = named.read_text(encoding="utf-8").strip() if named.is_file() else revision
-    cached = hub / "snapshots" / commit / "config.json"
+    cached = hub / "snapshots" / commit / file
     return cached if cached.is_file() else None
