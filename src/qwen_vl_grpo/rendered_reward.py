@@ -76,7 +76,7 @@ class RenderedReward:
         if trainer_state is not None and trainer_state.global_step % self._placing.empty_cache_every == 0:
             placement.release()
         rewards = [None if judgement is None else judgement.score - less for judgement, less in zip(judged, off, strict=True)]
-        entries = list(map(Entry, original_prompt, words, requests, outcomes, rewards))
+        entries = list(map(Entry, original_prompt, words, requests, outcomes, rewards, self._pictures(columns, len(words))))
         if trainer_state is not None:
             self._gallery.keep_step(trainer_state.global_step + 1, entries, pictures)
         elif moment is not None:
@@ -91,6 +91,10 @@ class RenderedReward:
             RenderRequest(prompt, text, seed_of(self._config.seed, prompt), size) if text else None
             for prompt, text, size in zip(prompts, words, sizes(columns, len(words)), strict=True)
         ]
+
+    def _pictures(self, columns: Mapping[str, Any], count: int) -> list[tuple[Source, ...]]:
+        """What each completion begins from: nothing here, since the words are all that the renderer sees."""
+        return [()] * count
 
     def _tell(self, judged: Sequence[Judgement | None], log_extra: Callable[..., Any]) -> None:
         """Put scores and raw values into the table of completions, whose columns are the same at every step."""
@@ -142,7 +146,7 @@ class StatesReward(RenderedReward):
         started = time.perf_counter()
         ids = columns.get("completion_ids") or self._tokenizer(list(words), add_special_tokens=False)["input_ids"]
         self._sources.clear()  # pictures are known by their place in memory, which is another row's once they are gone
-        sources = [tuple(map(self._source, row or ())) for row in columns.get("images") or [()] * len(words)]
+        sources = self._pictures(columns, len(words))
         encoded = self._encode(prompts, [self._cut(row) for row in ids], sources)
         if log_metric is not None:
             figures = {
@@ -161,6 +165,10 @@ class StatesReward(RenderedReward):
             request and RenderRequest(request.original, request.completion, request.seed, request.size, pictures, one.conditioning, rubric)
             for request, pictures, one, rubric in zip(plain, sources, encoded, rubrics, strict=True)
         ]
+
+    def _pictures(self, columns: Mapping[str, Any], count: int) -> list[tuple[Source, ...]]:
+        """The row's pictures, which are to be edited."""
+        return [tuple(map(self._source, row or ())) for row in columns.get("images") or [()] * count]
 
     def _encode(self, prompts: Sequence[str], ids: Sequence[tuple[int, ...]], sources: Sequence[tuple[Source, ...]]) -> list[Encoded]:
         from qwen_vl_grpo.images.embeddings import Turn
