@@ -95,8 +95,7 @@ class VisionGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """Preprocess each picture once, and leave the importance ratio to the loss: TRL reads every sample once more for it."""
-        training = self.model.training  # type: ignore[union-attr]
-        reads = training and processors.sees(self.processing_class)
+        reads = self.model.training and processors.sees(self.processing_class)  # type: ignore[union-attr]
         once = preprocessed_once(self.processing_class, not self.use_vllm) if reads else nullcontext(self._pictures)
         started, corrects = time.perf_counter(), self.vllm_importance_sampling_correction
         self.vllm_importance_sampling_correction = False
