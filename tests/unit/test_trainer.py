@@ -96,7 +96,9 @@ def equal(completions, **_):
     return [0.6] * len(completions)
 
 
-def test_a_group_of_equal_rewards_teaches_nothing_at_all(trainer_of):
+def test_a_group_of_equal_rewards_teaches_nothing_at_all_behind_a_noise_gate(trainer_of, monkeypatch):
+    monkeypatch.setattr(equal, "noise_gate", 1.0, raising=False)
+    monkeypatch.setattr(equal, "noises", [0.1] * 8, raising=False)
     trainer = trainer_of("qwen2_5_vl", rows(1), equal, num_generations=8, scale_rewards="group")
     trainer.train()
     assert trainer.state.log_history[0]["grad_norm"] == 0
