@@ -1,6 +1,6 @@
 """Count the activations of real Qwen-VL models in a scoring pass and a micro-step, beside what `grpo plan` estimates for them.
 
-    OMP_NUM_THREADS=1 python benchmarks/activations.py        # a CPU is enough; about two minutes
+    OMP_NUM_THREADS=1 python benchmarks/activations.py        # a CPU is enough; a minute or two
 
 Every storage that torch makes is counted from its birth to its death, at reduced widths and with TRL's fused head in small
 tiles, so the layers are what is seen. A GPU's kernels may hold more. The constants of footprint.py were fitted to such counts.
@@ -44,7 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
     "full, checkpointing": {"lora": {"enabled": False}},
     "full, kept": {"lora": {"enabled": False}, "gradient_checkpointing": False},
 }
-SEQUENCES, TEXT_TOKENS, COMPLETION, SIDE = 4, 120, 200, 224
+SEQUENCES, TEXT_TOKENS, COMPLETION, SIDE = 2, 120, 200, 224
 
 
 class Storages(TorchDispatchMode):

@@ -172,8 +172,8 @@ placement.memory_shares={{}}`):
 Renderer and judge are counted where they are placed: on the policy's card, on others (taken to be alike), and on the host. Weights come
 from the headers of the safetensors files where these are here, else from kept sizes of the published ones (SD3-medium, Qwen-Image, whose
 text encoder is the policy and held once, CLIP); the plan names what it could not count. A picture takes what the VAE's decoder holds at
-full size, counted over the storages of the real classes. A batch of pictures that does not fit is halved, as a run does. None of this
-has been measured on a card.
+full size, counted over the storages of the real classes; Qwen-Image decodes one at a time. A batch of pictures that does not fit is
+halved, as a run does. None of this has been measured on a card.
 
 start: the engine starts beside the policy, and vLLM checks that its share is free; generate: it is awake, beside the policy and the
 optimizer; draw, score, backward, save: it sleeps, if `vllm_enable_sleep_mode` lets it. A prompt is taken to hold 256 tokens of text and one

@@ -258,7 +258,7 @@ def _drawn(drawing: Drawing | None) -> list[str]:
     lines = []
     if drawing.renderer:
         parts = ", ".join(f"{part} {size / GIB:.2f}" for part, size in drawing.renderer.items())
-        lines.append(f"renderer ({_where(drawing, 'renderer')}), GiB: {parts}; a picture while it is drawn {drawing.picture / GIB:.2f}")
+        lines.append(f"renderer ({_where(drawing, 'renderer')}), GiB: {parts}; a picture while it is drawn {drawing.one / GIB:.2f}")
     if drawing.judge:
         lines.append(f"judge ({_where(drawing, 'judge')}), GiB: {drawing.judge / GIB:.2f}")
     if host := drawing.on_host():

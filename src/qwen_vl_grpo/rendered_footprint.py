@@ -1,8 +1,9 @@
 """What a run's frozen renderer and judge hold beside its policy, in bytes, on each card and on the host.
 
 Weights are exact: counted in the headers of the safetensors files where these are here, else kept as facts (tests build the real
-classes on torch's meta device and compare). What a picture takes while it is drawn is an estimate: the decoder of the VAE at full
-size holds more than the transformer does. What several processes share is not seen: each draws and judges on its own card.
+classes on torch's meta device and compare). What pictures take while they are drawn is an estimate: for SD3 the decoder of the VAE,
+which holds more than the transformer; for Qwen-Image, which is decoded one picture at a time, the larger of the two. What several
+processes share is not seen: each draws and judges on its own card.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ KEPT: dict[str, Mapping[str, int]] = {
 those of a transformer hold its table of positions. Qwen-Image's text encoder is the policy, and held once."""
 DECODED = {"sd3": 768, "qwen_image": 1731}
 """Kind of renderer -> numbers a pixel that the VAE's decoder holds at its widest (storages of the real classes, counted on meta)."""
+DENOISED = 188
+"""The same of Qwen-Image's transformer with 300 tokens of text; an editor reads as much again of the picture that it edits."""
 LAYER = int(0.3 * GIB)
 """The most that one layer of a renderer takes with `offload: sequential`; T5's table of words is 0.25."""
 NAMES = ("model", "diffusion_pytorch_model")
@@ -45,14 +48,16 @@ NAMES = ("model", "diffusion_pytorch_model")
 
 @dataclass(frozen=True)
 class Drawing:
-    """Bytes of a renderer's parts and of a judge, where they lie, and what a picture takes while it is drawn.
+    """Bytes of a renderer's parts and of a judge, where they lie, and what pictures take while they are drawn.
 
-    `pictures` are drawn at once, and `unknown` names what could not be counted. `shares` are those of placement.memory_shares.
+    `pictures` are drawn at once and take `picture` each, but `one` together at least: some are decoded one by one. `unknown` names what
+    could not be counted, and `shares` are those of placement.memory_shares.
     """
 
     renderer: dict[str, int]
     judge: int
     picture: int
+    one: int
     pictures: int
     offload: str
     places: dict[str, str]
@@ -72,7 +77,7 @@ class Drawing:
     def drawing(self, place: str, pictures: int) -> int:
         """What lies on a place while so many pictures are drawn, and those before them judged."""
         whole, largest = sum(self.renderer.values()), max(self.renderer.values(), default=0)
-        drawn = pictures * self.picture
+        drawn = max(self.one, pictures * self.picture)
         by_part = max(largest, self.renderer.get("vae", 0) + drawn)
         awake = {"none": whole + drawn, "asleep": whole + drawn, "model": by_part, "sequential": LAYER + drawn}[self.offload]
         return awake * (self.places["renderer"] == place) + self.judge * (self.places["judge"] == place)
@@ -105,17 +110,19 @@ def measure(config: RunConfig) -> Drawing | None:
     if not draws(config) or judging.replay == "only":
         return None
     places = {"renderer": _place(placing.renderer), "judge": _place(placing.judge)}
-    on_card = places["renderer"] != HOST
+    kind, on_card = _kind(rendering), places["renderer"] != HOST
     width = 4 if rendering.dtype == "float32" or (rendering.dtype == "auto" and not on_card) else 2
     parts, judge = _renderer(rendering), _judge(judging)
+    pixels = rendering.width * rendering.height * width if parts else 0
     unknown = [
-        f"{kind} {name}" for kind, name, size in (("renderer", rendering.name, parts), ("judge", judging.name, judge)) if size is None
+        f"{part} {name}" for part, name, size in (("renderer", rendering.name, parts), ("judge", judging.name, judge)) if size is None
     ]
     return Drawing(
         renderer={part: count * width for part, count in (parts or {}).items()},
         judge=4 * (judge or 0),  # CLIP is loaded as it is published, in float32
-        picture=rendering.width * rendering.height * DECODED[_kind(rendering)] * width if parts else 0,
-        pictures=rendering.batch_size,
+        picture=pixels * (DECODED[kind] if kind == "sd3" else DENOISED * (2 if "edit" in rendering.name else 1)),
+        one=pixels * DECODED[kind],
+        pictures=1 if rendering.name == "qwen_image_edit_plus" else rendering.batch_size,
         offload=rendering.offload if on_card else "none",
         places=places,
         shares={str(part): share for part, share in placing.memory_shares.items()},

@@ -79,6 +79,21 @@ def test_a_picture_takes_what_the_real_decoder_holds_at_its_widest(kind, build, 
     assert storages.most / side**2 / 2 == pytest.approx(rendered_footprint.DECODED[kind], rel=0.01)
 
 
+def test_a_picture_of_qwen_image_takes_what_its_transformer_holds_for_it(monkeypatch):
+    attended = lambda query=None, **_: torch.empty_like(query)  # noqa: E731 - a card's kernels keep no table of all pairs
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attended)
+    transformer = on_meta(lambda: QwenImageTransformer2DModel(in_channels=64, out_channels=16, num_layers=2))
+    seen = {"hidden_states": (2, 64 * 64, 64), "encoder_hidden_states": (2, 300, 3584), "timestep": (2,)}
+    given = {name: torch.empty(shape, device="meta", dtype=torch.bfloat16) for name, shape in seen.items()}
+    mask = torch.ones(2, 300, dtype=torch.long, device="meta")
+    with torch.no_grad(), Storages() as storages:
+        transformer(**given, encoder_hidden_states_mask=mask, img_shapes=[(1, 64, 64)] * 2)
+    assert storages.most / 2 / 1024**2 / 2 == pytest.approx(rendered_footprint.DENOISED, rel=0.02)
+    drawn = [rendered_footprint.measure(run(renderer={"name": name})) for name in ("qwen_image", "qwen_image_edit", "qwen_image_edit_plus")]
+    assert [held.pictures for held in drawn] == [4, 4, 1] and drawn[1].picture == 2 * drawn[0].picture
+    assert drawn[0].drawing(POLICY, 2) == drawn[0].drawing(POLICY, 1) < drawn[0].drawing(POLICY, 16)
+
+
 def test_every_task_whose_default_reward_is_drawn_is_counted():
     drawn = {name for name, build in tasks.TASKS.items() if "rendered_reward" in dict(build("strict").rewards)}
     assert drawn <= set(rendered_footprint.DRAWN)
@@ -132,7 +147,7 @@ def test_parts_lie_where_they_are_placed_and_on_a_cpu_in_float32():
 
 def test_what_is_not_loaded_is_not_counted():
     assert "text_encoder_3" not in rendered_footprint.measure(run(renderer={"t5": False})).renderer
-    qwen = rendered_footprint.measure(run(renderer={"name": "qwen_image", "model": QWEN, "width": 1024, "height": 1024}))
+    qwen = rendered_footprint.measure(run(renderer={"name": "qwen_image"}))
     assert qwen.renderer == {"transformer": 2 * 20_430_401_088, "vae": 2 * 126_892_531}  # 40.9 GB; the policy is the text encoder
     assert rendered_footprint.measure(run(judge={"name": "mmmg"})).judge == 0  # asked over the network
     own = rendered_footprint.measure(run(renderer={"name": "mine.py:draw"}, judge={"model": "someone/clip"}))
