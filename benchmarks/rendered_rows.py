@@ -136,7 +136,7 @@ def measure(
         f"vllm_enable_sleep_mode={yaml(not given.tiny)}", f"renderer.steps={given.denoising}", f"renderer.width={given.side}",
         f"renderer.height={given.side}", f"renderer.offload={given.offload}",
     ]  # fmt: skip
-    config = configs.load(file, [*fixed, *changes])
+    config = configs.load(file, [*fixed, *changes, *given.set])
     prepared = assembly.prepare(config)
     trainer: Any = gpu_rig.ours(config, prepared, config.run_dir)
     cards = range(torch.cuda.device_count())
@@ -257,6 +257,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--offload", default="none", choices=["none", "asleep"], help="of the renderer, between the pictures of two steps")
     parser.add_argument("--steps", type=int, default=4, help="training steps, the first of which is no figure")
     parser.add_argument("--until", type=float, default=360.0, help="seconds after which no training step is begun")
+    parser.add_argument("--set", action="append", default=[], metavar="key=value", help="change one more key of the row's config")
     for name, what in OPTIONS.items():
         parser.add_argument(f"--{name}", type=int, help=what)
     given = parser.parse_args(words)
@@ -275,9 +276,8 @@ def main(words: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("qwen_vl_grpo").setLevel(logging.INFO)
     started, cards = time.perf_counter(), torch.cuda.device_count()
-    name = "-".join(
-        [given.row, *([f"{cards}-cards"] if cards > 1 else []), *(["vllm"] if given.vllm else []), *(["tiny"] if given.tiny else [])]
-    )
+    marks = {f"{cards}-cards": cards > 1, "vllm": given.vllm, given.offload: given.offload != "none", "tiny": given.tiny}
+    name = "-".join([given.row, *(mark for mark, holds in marks.items() if holds)])
     path = FOLDER / "rows" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     settings = {key: value for key, value in vars(given).items() if key not in ("vocabulary", "until")}
