@@ -107,10 +107,19 @@ def text_to_image(given: argparse.Namespace, record: Callable[[dict[str, Any]], 
 
 
 ROWS: dict[str, tuple[str, dict[str, int], Callable[..., None]]] = {
-    "rendered-sd3": ("3b", {"completions": 32, "length": 100, "denoising": 28, "side": 512}, enhancement),
-    "rendered-qwen-image": ("7b", {"completions": 8, "length": 512, "denoising": 4, "side": 1024}, text_to_image),
+    "rendered-sd3": ("3b", {"completions": 32, "length": 100, "denoising": 28, "side": 512, "pictures": 8}, enhancement),
+    "rendered-qwen-image": ("7b", {"completions": 8, "length": 512, "denoising": 4, "side": 1024, "pictures": 4}, text_to_image),
 }
 """Row -> the policy's size, what its options are where none are given, and what is measured."""
+
+
+OPTIONS = {
+    "completions": "of a step, 8 to a prompt",
+    "length": "tokens of each",
+    "denoising": "steps of a picture",
+    "side": "its pixels",
+    "pictures": "of which the renderer's gain is taken",
+}
 
 
 def measure(
@@ -127,7 +136,7 @@ def measure(
         f"vllm_enable_sleep_mode={yaml(not given.tiny)}", f"renderer.steps={given.denoising}", f"renderer.width={given.side}",
         f"renderer.height={given.side}", f"renderer.offload={given.offload}",
     ]  # fmt: skip
-    config = configs.load(file, [*fixed, *changes])
+    config = configs.load(file, [*fixed, *changes, *given.set])
     prepared = assembly.prepare(config)
     trainer: Any = gpu_rig.ours(config, prepared, config.run_dir)
     cards = range(torch.cuda.device_count())
@@ -215,12 +224,14 @@ def gain(renderer: FrozenRenderer, requests: Sequence[RenderRequest], given: arg
     single, several = seconds(1, usual), seconds(batch, usual)
     step = (seconds(batch, 2 * few) - seconds(batch, few)) / few
     published = 28 if section.name == "sd3" else renderer_speed.STEPS
+    computed = (
+        {} if usual == published else {f"seconds a picture of {published} steps, computed": round(several + step * (published - usual), 2)}
+    )
     return {
         "seconds a picture, one by one": round(single, 3), f"seconds a picture, {batch} at once": round(several, 3),
         "gain": round(single / several, 3),
         "seconds of a denoising step and picture": round(step, 4), "denoising steps": usual, "failed": len(failed),
-        f"seconds a picture of {published} steps, computed": round(several + step * (published - usual), 2),
-    }  # fmt: skip
+    } | computed  # fmt: skip
 
 
 def model(given: argparse.Namespace) -> Path:
@@ -246,9 +257,9 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--offload", default="none", choices=["none", "asleep"], help="of the renderer, between the pictures of two steps")
     parser.add_argument("--steps", type=int, default=4, help="training steps, the first of which is no figure")
     parser.add_argument("--until", type=float, default=360.0, help="seconds after which no training step is begun")
-    for name in ("completions", "length", "denoising", "side"):
-        parser.add_argument(f"--{name}", type=int)
-    parser.add_argument("--pictures", type=int, default=8, help="pictures of which the renderer's gain is taken")
+    parser.add_argument("--set", action="append", default=[], metavar="key=value", help="change one more key of the row's config")
+    for name, what in OPTIONS.items():
+        parser.add_argument(f"--{name}", type=int, help=what)
     given = parser.parse_args(words)
     if not given.tiny and (not torch.cuda.is_available() or not given.vocabulary):
         parser.error("needs a GPU and --vocabulary; rehearse with --tiny")
@@ -265,9 +276,8 @@ def main(words: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("qwen_vl_grpo").setLevel(logging.INFO)
     started, cards = time.perf_counter(), torch.cuda.device_count()
-    name = "-".join(
-        [given.row, *([f"{cards}-cards"] if cards > 1 else []), *(["vllm"] if given.vllm else []), *(["tiny"] if given.tiny else [])]
-    )
+    marks = {f"{cards}-cards": cards > 1, "vllm": given.vllm, given.offload: given.offload != "none", "tiny": given.tiny}
+    name = "-".join([given.row, *(mark for mark, holds in marks.items() if holds)])
     path = FOLDER / "rows" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     settings = {key: value for key, value in vars(given).items() if key not in ("vocabulary", "until")}
