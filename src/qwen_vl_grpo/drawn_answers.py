@@ -92,9 +92,11 @@ class DrawnAnswers:
         outcomes = iter(rendered.outcomes)
         drawn = []
         for request, reason in zip(requests, reasons, strict=True):
-            outcome = DataError(reason) if request is None else next(outcomes)
-            said = rendered_gallery.Entry("", "", request, outcome, None).said
-            drawn.append(Drawn(request and rendered.pictures.get(request), rendered_gallery.verdict(said)))
+            if request is None:
+                drawn.append(Drawn(None, f"no picture: {reason}"))
+            else:
+                said = rendered_gallery.Entry(request.original, request.completion, request, next(outcomes), None).said
+                drawn.append(Drawn(rendered.pictures.get(request), rendered_gallery.verdict(said)))
         return drawn
 
     def _request(self, run: RunPolicy, model: Any, record: Record, pictures: Sequence[Image]) -> RenderRequest:

@@ -68,7 +68,7 @@ class Side:
             return f"not asked: {self.record['error']}"
         graded = [f"quality {self.record['quality']:.0f} / 5"] if "quality" in self.record else []
         formed = "well-formed" if self.record["well_formed"] else "not well-formed"
-        return ", ".join([self.verdict or formed, *graded, f"{self.record['completion_tokens']} tokens"])
+        return "; ".join([self.verdict or formed, *graded, f"{self.record['completion_tokens']} tokens"])
 
 
 @dataclass(frozen=True)

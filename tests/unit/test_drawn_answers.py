@@ -1,5 +1,7 @@
 """Covers answers that are drawn from the policy's own states for a person who asks: whose states, which judge, and what is said without."""
 
+import weakref
+
 import pytest
 import torch
 from peft import PeftModel
@@ -87,14 +89,30 @@ def test_each_side_is_drawn_from_its_own_states_and_the_edit_is_judged_beside_it
     assert {len(asked.images) for asked in server.asked[already:]} == {1, 2}
 
 
-def test_both_tasks_answer_from_one_base_and_a_typed_prompt_without_a_graph_has_no_score(made, drawn):
+def test_runs_on_one_base_are_drawn_each_with_its_own_adapter(made, tmp_path):
+    runs, _, _ = made
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "red.png")
+    edited, typed = item("1", "Paint it blue.", tmp_path / "red.png"), item("2", "Draw a frog.")
+    (_, (edit, _)), (_, (_, drawing)) = runs.ask(["image_edit", "text_to_image"], [edited, typed], How())
+    ((backend, _),) = runs._loaded
+    model = weakref.ref(backend.model)
+    del backend
+    runs._load(["image_edit"])
+    assert model() is None, "a policy that is picked no more leaves the card, though its renderer stays"
+    ((_, (edit_alone,)),) = runs.ask(["image_edit"], [edited], How())
+    ((_, (drawing_alone,)),) = runs.ask(["text_to_image"], [typed], How())
+    for together, alone in ((edit, edit_alone), (drawing, drawing_alone)):
+        assert together.tuned.picture.tobytes() == alone.tuned.picture.tobytes()
+        assert together.base.picture.tobytes() == alone.base.picture.tobytes()
+
+
+def test_a_typed_prompt_without_a_graph_is_drawn_and_has_no_score(made, drawn):
     runs, _, server = made
     already = len(server.asked)
     ((_, pairs),) = runs.ask(["image_edit", "text_to_image"], [item("1", "Draw a frog.")], How())
-    assert len(runs._loaded) == 1
     edit, drawing = pairs
     assert edit.base.picture is None
-    assert edit.base.verdict == "no score: qwen_image_edit takes one picture, and 'Draw a frog.' has 0"
+    assert edit.base.verdict == "no picture: qwen_image_edit takes one picture, and 'Draw a frog.' has 0"
     for side in (drawing.base, drawing.tuned):
         assert side.picture.size == (32, 32)
         assert side.said.startswith("no score: no knowledge graph comes with this prompt")
