@@ -8,7 +8,7 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
 .PHONY: demo demo-enhance demo-images demo-sign circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
-	overhead bench-gpu kill-resume clean
+	bench-rendered overhead bench-gpu kill-resume clean
 .DEFAULT_GOAL := help
 
 help:
@@ -82,6 +82,10 @@ bench-streaming: .venv/.dev-ready  ## what judging while drawing saves, and the 
 
 bench-renderer:  ## how fast Qwen-Image of random weights draws on a GPU, one by one and in batches: make bench-renderer KINDS="qwen_image qwen_image_edit"
 	PYTHONPATH=src:.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.renderer_speed --kinds $(or $(KINDS),qwen_image)
+
+bench-rendered:  ## where a step goes whose reward is a picture, on a GPU: make bench-rendered ROW=rendered-sd3 VOCABULARY=FOLDER/qwen.tiktoken OPTIONS=--vllm
+	VLLM_USE_FLASHINFER_SAMPLER=0 PYTHONPATH=src:.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.rendered_rows $(ROW) \
+		--vocabulary '$(VOCABULARY)' $(OPTIONS)
 
 bench-runs: .venv/.dev-ready  ## how long `grpo runs` takes over 1,000 cards
 	$(BIN)/python benchmarks/listing.py

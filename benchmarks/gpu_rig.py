@@ -43,9 +43,8 @@ def prepare(size: str, changes: Sequence[str]) -> tuple[RunConfig, assembly.Prep
     return config, assembly.prepare(config)
 
 
-def ours(config: RunConfig, prepared: assembly.Prepared) -> VisionGRPOTrainer:
+def ours(config: RunConfig, prepared: assembly.Prepared, run_dir: Path = FOLDER / "rows") -> VisionGRPOTrainer:
     """The product's trainer with its engine, asleep."""
-    run_dir = FOLDER / "rows"
     run_dir.mkdir(parents=True, exist_ok=True)
     model = assembly.load_policy(config, prepared, run_dir)
     trainer = assembly.build_trainer(config, prepared, model, run_dir, Ledger(run_dir, config.max_steps))

@@ -23,6 +23,7 @@ from diffusers.models.transformers.transformer_qwenimage import QwenImageTransfo
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 
+from benchmarks.random_pictures import made_in_place
 from demo import tiny_qwen_image
 from qwen_vl_grpo import hardware
 from qwen_vl_grpo.errors import RenderError
@@ -54,14 +55,8 @@ def random_pipeline(kind: tiny_qwen_image.Kind, device: torch.device, dtype: tor
         }  # fmt: skip
         four = {"z_dim": 4, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
         vae = {"base_dim": 8, "dim_mult": [1, 2, 2, 2], "num_res_blocks": 1} | four
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    torch.manual_seed(0)
-    try:
-        with device:
-            parts: dict[str, Any] = {"transformer": QwenImageTransformer2DModel(**transformer), "vae": AutoencoderKLQwenImage(**vae)}
-    finally:
-        torch.set_default_dtype(before)
+    with made_in_place(device, dtype):
+        parts: dict[str, Any] = {"transformer": QwenImageTransformer2DModel(**transformer), "vae": AutoencoderKLQwenImage(**vae)}
     without = dict.fromkeys(("text_encoder", "tokenizer", *(() if kind == "qwen_image" else ("processor",))))
     made = tiny_qwen_image.PIPELINES[kind](scheduler=FlowMatchEulerDiscreteScheduler(), **parts, **without)
     made.vae.enable_slicing()

@@ -9,7 +9,6 @@ the cache. A source is scaled to 128x128 pixels and not to the published 1024x10
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -22,7 +21,7 @@ from rich.table import Table
 
 from demo.__main__ import console, in_one_line, speak  # sets the CPU first
 from demo.enhance import steps
-from demo.judge_server import Asked, JudgeServer, Said, plausible
+from demo.judge_server import Asked, JudgeServer, Said, plausible, seen_or_not
 from qwen_vl_grpo import config
 from qwen_vl_grpo.interfaces import RunCard
 
@@ -77,11 +76,7 @@ def run(task: str) -> None:
 
 def answer(asked: Asked) -> Said:
     """What the schema wants, and yes or no to every item of a list; each follows from a hash of the request."""
-    if asked.schema:
-        return plausible(asked)
-    seen = "".join(asked.urls)
-    items = [line for line in asked.text.splitlines() if line.startswith("* ")]
-    return "\n".join(f"{item}: {'no' if hashlib.sha256(f'{seen}{item}'.encode()).digest()[0] % 3 else 'yes'}" for item in items)
+    return plausible(asked) if asked.schema else seen_or_not(asked)
 
 
 def show(card: RunCard, again: RunCard, taken: list[dict[str, Any]], asked: int) -> None:

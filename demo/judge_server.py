@@ -117,6 +117,13 @@ def plausible(asked: Asked) -> Said:
     return [Answer(json.dumps(_instance(schema, schema, random.Random(f"{seen}{number}")))) for number in range(asked.count)]
 
 
+def seen_or_not(asked: Asked) -> str:
+    """Yes or no to every item of a list in the question, by a hash of the item and the pictures."""
+    seen = "".join(asked.urls)
+    items = [line for line in asked.text.splitlines() if line.startswith("* ")]
+    return "\n".join(f"{item}: {'no' if hashlib.sha256(f'{seen}{item}'.encode()).digest()[0] % 3 else 'yes'}" for item in items)
+
+
 def _instance(schema: Mapping[str, Any], root: Mapping[str, Any], draw: random.Random) -> Any:
     if reference := schema.get("$ref"):
         return _instance(root["$defs"][reference.rpartition("/")[2]], root, draw)
@@ -142,7 +149,11 @@ class JudgeServer:
     """A server on a free port, a context manager; `asked` keeps every request for an answer, `most_at_once` how many came together."""
 
     def __init__(
-        self, answer: Callable[[Asked], Said] = plausible, key: str | None = None, models: tuple[str, ...] = (MODEL,), port: int = 0
+        self,
+        answer: Callable[[Asked], Said] = plausible,
+        key: str | None = None,
+        models: tuple[str, ...] | Response = (MODEL,),
+        port: int = 0,
     ):
         self.answer, self.key, self.models = answer, key, models
         self.asked: list[Asked] = []
@@ -172,8 +183,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_GET(self) -> None:
-        if not self._refused():
-            self._send(200, {"object": "list", "data": [{"id": name, "object": "model", "created": 0} for name in self.judge.models]})
+        models = self.judge.models
+        if self._refused():
+            return
+        if isinstance(models, Response):
+            self._send(models.status, models.raw or b"{}", models.headers)
+        else:
+            self._send(200, {"object": "list", "data": [{"id": name, "object": "model", "created": 0} for name in models]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -1,4 +1,4 @@
-"""Build a tiny Qwen-VL checkpoint with the real classes, the real processor and a small tokenizer of its own.
+"""Build a tiny Qwen-VL or text-only Qwen checkpoint with the real classes, the real processor and a small tokenizer of its own.
 
 Nothing is downloaded. The weights are random: warm it up before you expect an answer.
 """
@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PreTrainedTokenizerFast,
     Qwen2_5_VLProcessor,
@@ -33,6 +34,7 @@ PHRASES = [
     "The shape looks like ", "Reply in this form: reasoning, then answer.", *"0123456789",
 ]  # fmt: skip
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+TEXT_FAMILIES = ("qwen2", "qwen3")
 SIZES = {
     # about one million weights: wide enough to read a digit, small enough for a laptop
     "tiny": {
@@ -68,10 +70,12 @@ def tokenizer(chat_template: str, phrases: Sequence[str] = PHRASES, size: int = 
 
 
 def processor(family: str, phrases: Sequence[str] = PHRASES, vocabulary: int = 340):
-    """The family's real processor with TRL's copy of its chat template, and a tokenizer of so many tokens."""
+    """The family's real processor with TRL's copy of its chat template, and a tokenizer of so many tokens; for text that one alone."""
     patch = 16 if family == "qwen3_vl" else 14
-    template = "qwen3_vl" if family == "qwen3_vl" else "qwen2_5_vl"
+    template = {"qwen3_vl": "qwen3_vl", "qwen2": "qwen2_5", "qwen3": "qwen3_instruct_2507"}.get(family, "qwen2_5_vl")
     chat_template = resources.files("trl").joinpath(f"chat_templates/{template}.jinja").read_text()
+    if family in TEXT_FAMILIES:
+        return tokenizer(chat_template, phrases, vocabulary)
     limits = {"shortest_edge": 56 * 56, "longest_edge": 1280 * 28 * 28}
     images = Qwen2VLImageProcessor(patch_size=patch, temporal_patch_size=2, merge_size=2, size=limits)
     kind = {"qwen2_vl": Qwen2VLProcessor, "qwen2_5_vl": Qwen2_5_VLProcessor, "qwen3_vl": Qwen3VLProcessor}[family]
@@ -81,18 +85,21 @@ def processor(family: str, phrases: Sequence[str] = PHRASES, vocabulary: int = 3
 
 def config(family: str, processing, size: str = "tiny"):
     """The family's config in one of SIZES."""
-    ids = {token: processing.tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
+    words = getattr(processing, "tokenizer", processing)
+    ids = {token: words.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
     shape: Any = SIZES[size]
     seen: Any = shape["vision"]
     interleaved = {"mrope_interleaved": True} if family == "qwen3_vl" else {}
     text = {
-        "vocab_size": len(processing.tokenizer), "hidden_size": shape["hidden"], "intermediate_size": shape["intermediate"],
+        "vocab_size": len(words), "hidden_size": shape["hidden"], "intermediate_size": shape["intermediate"],
         "num_hidden_layers": shape["layers"], "num_attention_heads": shape["heads"], "num_key_value_heads": shape["kv_heads"],
         "head_dim": shape["head"], "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
         "rope_parameters": {"rope_type": "default", "mrope_section": shape["rotary"], "rope_theta": 1e6} | interleaved,
         "initializer_range": shape["spread"], "tie_word_embeddings": True,
         "bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"],
     }  # fmt: skip
+    if family in TEXT_FAMILIES:
+        return AutoConfig.for_model(family, **text | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}})
     vision = {"depth": seen["depth"], "num_heads": seen["heads"], "in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2}
     vision |= {"initializer_range": seen["spread"]}
     last = seen["depth"] - 1
@@ -124,18 +131,20 @@ def build(
     """Write a random checkpoint of `family` into `folder`; returns the number of its weights."""
     processing = processor(family, phrases, vocabulary)
     torch.manual_seed(seed)
-    model = AutoModelForImageTextToText.from_config(config(family, processing, size), dtype=torch.float32)
-    model.generation_config.eos_token_id = processing.tokenizer.eos_token_id
-    model.generation_config.pad_token_id = processing.tokenizer.pad_token_id
+    kind = AutoModelForCausalLM if family in TEXT_FAMILIES else AutoModelForImageTextToText
+    model = kind.from_config(config(family, processing, size), dtype=torch.float32)
+    words = getattr(processing, "tokenizer", processing)
+    model.generation_config.eos_token_id = words.eos_token_id
+    model.generation_config.pad_token_id = words.pad_token_id
     processing.save_pretrained(folder)
     model.save_pretrained(folder)
     return sum(weight.numel() for weight in model.parameters())
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Build a tiny random Qwen-VL checkpoint.")
+    parser = argparse.ArgumentParser(description="Build a tiny random Qwen checkpoint.")
     parser.add_argument("folder")
-    parser.add_argument("--family", choices=FAMILIES, default="qwen2_5_vl")
+    parser.add_argument("--family", choices=(*FAMILIES, *TEXT_FAMILIES), default="qwen2_5_vl")
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

@@ -30,7 +30,7 @@ def configuration() -> str:
         "One YAML file a run. The documented keys are flat; sections group the rest. An unknown key fails and the nearest one is named. "
         "`--set a.b=c` changes a key on the command line, and `--dry_run` prints the resolved config with its arithmetic.",
         "",
-        "Secrets (`HF_TOKEN`, `WANDB_API_KEY`) come from the environment or from `.env`, never from this file.",
+        "Secrets (`HF_TOKEN`, `WANDB_API_KEY`, `OPENAI_API_KEY`) come from the environment or from `.env`, never from this file.",
         "",
     ]
     keys = {name: field.annotation for name, field in config.RunConfig.model_fields.items()}
@@ -131,7 +131,7 @@ PLANNING = """\
 {notice}
 `grpo plan --config FILE` says whether a run fits a card, before anything is loaded: it reads config.json of the model and imports no torch.
 Weights by part, the adapter, the optimizer, the gradients and the engine's share are counted exactly. **Activations, and what driver and
-engine hold besides, are estimates**: fitted on a CPU to counts of every storage that small models of the three families make
+engine hold besides, are estimates**: fitted on a CPU to counts of every storage that small models of the three Qwen-VL families make
 (`python benchmarks/activations.py` prints both side by side), not to the runs below.
 
 ## Predicted against measured
@@ -162,11 +162,24 @@ use in each phase beside torch's peak.
 {documented}
 ```
 
+With `configs/prompt_enhancement.yaml` put on one card (`--pictures 0 --set placement.renderer=auto --set placement.judge=auto --set
+placement.memory_shares={{}}`):
+
+```text
+{drawn}
+```
+
+Renderer and judge are counted where they are placed: on the policy's card, on others (taken to be alike), and on the host. Weights come
+from the headers of the safetensors files where these are here, else from kept sizes of the published ones (SD3-medium, Qwen-Image, whose
+text encoder is the policy and held once, CLIP); the plan names what it could not count. A picture takes what the VAE's decoder holds at
+full size, counted over the storages of the real classes. A batch of pictures that does not fit is halved, as a run does. None of this
+has been measured on a card.
+
 start: the engine starts beside the policy, and vLLM checks that its share is free; generate: it is awake, beside the policy and the
-optimizer; score, backward, save: it sleeps, if `vllm_enable_sleep_mode` lets it. A prompt is taken to hold 256 tokens of text and one
+optimizer; draw, score, backward, save: it sleeps, if `vllm_enable_sleep_mode` lets it. A prompt is taken to hold 256 tokens of text and one
 picture of `data.max_pixels`; `--text_tokens` and `--pictures` change that. Where a run does not fit, each knob is tried in this order until
 it does, alone and then together: the engine's share, its context, smaller micro-steps and more of them, gradient checkpointing, sleep mode,
-LoRA, 4 bits, shorter completions, smaller pictures.
+renderer.offload, LoRA, 4 bits, shorter completions, smaller pictures.
 
 `grpo train` refuses, before the model is loaded, a share that cannot fit beside the trainer and a card that another process fills, by the
 exact counts; and once the rows are read, what by the estimates does not fit with the longest of their prompts, which counts as all text
@@ -182,7 +195,11 @@ def planning() -> str:
         two, eight = predicted(changes, card, text), predicted(changes | {"batch_size": 8}, card, text, size // 4)
         rows.append(f"| {run} | {card} | {measured} | {two:.1f} | {two / measured - 1:+.1%} | {eight:.1f} |")
     documented = config.load(DOCS.parent / "configs/qwen_grpo.yaml")
+    together = ["placement.renderer=auto", "placement.judge=auto", "placement.memory_shares={}"]
+    drawn = config.load(DOCS.parent / "configs/prompt_enhancement.yaml", together)
+    words = footprint.Prompt(pictures=0)
     return PLANNING.format(
+        drawn=plans.text(plans.plan(drawn, plans.CARDS.values(), words, kept(drawn))),
         notice=NOTICE,
         rows="\n".join(rows),
         share=0.4 * plans.CARDS["H100"][1],

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from PIL import Image
 
-from qwen_vl_grpo import answers, dataset, exporting, fetching, gallery, hardware, journal, loading, registry
+from qwen_vl_grpo import answers, dataset, exporting, fetching, gallery, hardware, journal, loading, processors, registry
 from qwen_vl_grpo.errors import DataError, HardwareError
 from qwen_vl_grpo.interfaces import Generate, Sample
 from qwen_vl_grpo.items import Item
@@ -148,10 +148,10 @@ def key_of(run: RunPolicy, item: Item, how: How) -> Key:
 
 
 def canary(run: RunPolicy) -> Question:
-    """A question with a picture that no one asked, to see whether an adapter changes anything."""
-    picture = Image.linear_gradient("L").resize((112, 112)).convert("RGB")
+    """A question that no one asked, with a picture where the run takes one, to see whether an adapter changes anything."""
+    gradient = [Image.linear_gradient("L").resize((112, 112)).convert("RGB")] * processors.sees(run.processor)
     chat = [{"role": "system", "content": run.card.system_prompt}, {"role": "user", "content": "What is this?"}]
-    return Question(run, Sample("canary", chat, [dataset.fit(picture, run.processor, run.config)], ""), 1, 0.0)
+    return Question(run, Sample("canary", chat, [dataset.fit(picture, run.processor, run.config) for picture in gradient], ""), 1, 0.0)
 
 
 def _system(run: RunPolicy, how: How) -> str:

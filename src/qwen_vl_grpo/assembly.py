@@ -23,6 +23,7 @@ from qwen_vl_grpo import (
     hardware,
     planning,
     policy,
+    processors,
     registry,
     rollouts,
     server_rollouts,
@@ -116,7 +117,7 @@ def load_policy(config: RunConfig, prepared: Prepared, run_dir: Path) -> Any:
 
 def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Path, ledger: Ledger) -> VisionGRPOTrainer:
     """TRL's trainer for this config, on our engine where vLLM generates."""
-    policy.forbid(model, rollouts.vision_token_ids(prepared.processor))
+    policy.forbid(model, processors.vision_token_ids(prepared.processor))
     policy.recompute(model, prepared.recomputed)
     args = grpo_config(config, prepared.processor, prepared.weights, run_dir)
     args.gradient_checkpointing = prepared.recomputed > 0
@@ -173,11 +174,14 @@ def engine_of(config: RunConfig, prepared: Prepared) -> tuple[rollouts.EngineSet
 def engine_options(config: RunConfig, prepared: Prepared) -> dict[str, Any]:
     """Arguments of vLLM's LLM that follow from the run: no more pictures than the data holds, the trainer's dtype and pixel limits.
 
-    vLLM loads a processor of its own with the limits of the model's folder, and would resize what the trainer does not.
+    For a model that takes pictures vLLM loads a processor of its own with the limits of the model's folder, and would resize what the
+    trainer does not; one that reads text alone is told nothing of pictures.
     """
+    dtype = str(policy.weight_dtype(config)).removeprefix("torch.")
+    if not processors.sees(prepared.processor):
+        return {"dtype": dtype} | config.engine
     counts = pyarrow.compute.call_function("list_value_length", [prepared.rows.data.column("images")])
     most = max(counts.to_pylist())
-    dtype = str(policy.weight_dtype(config)).removeprefix("torch.")
     pixels = {"min_pixels": config.data.min_pixels, "max_pixels": config.data.max_pixels}
     return {"limit_mm_per_prompt": {"image": max(1, most), "video": 0}, "mm_processor_kwargs": pixels, "dtype": dtype} | config.engine
 

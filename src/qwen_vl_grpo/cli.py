@@ -58,7 +58,7 @@ def train(
     from qwen_vl_grpo import config as configs
     from qwen_vl_grpo import hardware, registry
 
-    run = configs.load(config, overrides or ())
+    run = _load(config, overrides)
     if run.init_from:  # an alias may stand for another run by the time this one is resumed
         run = run.model_copy(update={"init_from": registry.actual(run.init_from)})
     arithmetic = configs.arithmetic(run)
@@ -85,10 +85,9 @@ def train(
 @app.command()
 def prepare(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = None, debug: Debug = False) -> None:
     """Check and size the rows of a run once, keep them in the cache, and say what was kept and what dropped, and why."""
-    from qwen_vl_grpo import config as configs
     from qwen_vl_grpo import hardware, tasks
 
-    run = configs.load(config, overrides or ())
+    run = _load(config, overrides)
     task = tasks.build(run.task)
     hardware.quiet_libraries()
     show_log(sys.stdout)
@@ -106,7 +105,7 @@ def validate(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = N
     from qwen_vl_grpo import config as configs
     from qwen_vl_grpo import hardware, tasks
 
-    run = configs.load(config, overrides or ())
+    run = _load(config, overrides)
     step = configs.elsewhere(run)
     tasks.build(run.task)
     hardware.quiet_libraries()
@@ -136,7 +135,7 @@ def plan(
     from qwen_vl_grpo import config as configs
     from qwen_vl_grpo import hardware, planning
 
-    run = configs.load(config, overrides or ())
+    run = _load(config, overrides)
     configs.elsewhere(run)
     cards = [planning.named(card)] if card else list(planning.CARDS.values())
     machine = hardware.detect()
@@ -188,6 +187,18 @@ def main(arguments: list[str] | None = None) -> None:
         if end.code in (130, 143):
             print("interrupted", file=sys.stderr)
         raise
+
+
+def _load(config: str, overrides: list[str] | None) -> Any:
+    """The run config of a file, with renderer and judge known by name; raises ConfigError."""
+    from qwen_vl_grpo import config as configs
+
+    run = configs.load(config, overrides or ())
+    if run.renderer or run.judge:
+        from qwen_vl_grpo import rendered_parts
+
+        rendered_parts.check_names(run.renderer, run.judge)
+    return run
 
 
 def _train_group(run: Any, count: int, resume: bool, debug: bool) -> None:

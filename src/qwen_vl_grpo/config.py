@@ -37,7 +37,8 @@ class RunConfig(Section):
     output_dir: str = "outputs/qwen-vl-grpo"
     """The run lives in {output_dir}/{run_id}/."""
     model_name: str = "Qwen/Qwen2.5-VL-7B-Instruct"
-    """A Qwen2-VL, Qwen2.5-VL or Qwen3-VL checkpoint: Hub id or local folder."""
+    """A Qwen2-VL, Qwen2.5-VL or Qwen3-VL checkpoint, or for a task without pictures a text-only Qwen2.5 or Qwen3: Hub id or local
+    folder."""
     init_from: RunId | None = None
     """A run whose last checkpoint this one starts from (weights or adapter alone); a KL term still counts from model_name."""
     model_revision: str | None = None
@@ -231,6 +232,12 @@ class RunConfig(Section):
     @property
     def run_dir(self) -> Path:
         return Path(self.output_dir) / self.run_id
+
+    @property
+    def judging(self) -> JudgeSection:
+        """The judge of the run; unless it says where, it counts what it spends in the run's folder: a resumed run has one budget."""
+        section = self.judge or JudgeSection()
+        return section if section.spending else section.model_copy(update={"spending": str(self.run_dir / "spending.json")})
 
 
 TRL_KEYS = {

@@ -24,11 +24,10 @@ import trl
 from PIL import Image
 from transformers import AutoConfig
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
-from trl.data_utils import prepare_multimodal_messages
 
-from qwen_vl_grpo import __version__, cache, processes, sources
+from qwen_vl_grpo import __version__, cache, processes, processors, sources
 from qwen_vl_grpo.config import RunConfig
-from qwen_vl_grpo.errors import ConfigError, DataError
+from qwen_vl_grpo.errors import ConfigError, DataError, PolicyError
 from qwen_vl_grpo.interfaces import Sample, Task
 from qwen_vl_grpo.sections import DataSection
 
@@ -131,8 +130,8 @@ def _key(config: RunConfig, task: Task, processor: Any, source: sources.Source) 
         config.data.model_dump(exclude={"workers", "overlong", "unusable", "subset", "revision"}),
         [config.task.name, config.task.system_prompt or task.system_prompt],
         [config.max_completion_length, context_length(config, processor)],
-        [processor.image_processor.patch_size, processor.image_processor.merge_size, str(processor.chat_template)],
-        hashlib.sha256(processor.tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
+        [processors.merged_patch(processor) if processors.sees(processor) else None, str(processor.chat_template)],
+        hashlib.sha256(processors.tokenizer(processor).backend_tokenizer.to_str().encode()).hexdigest(),
         [hashlib.sha256(path.read_bytes()).hexdigest() for path in code],
         [__version__, transformers.__version__, PIL.__version__, trl.__version__],
     ]
@@ -200,12 +199,11 @@ def fingerprint(dataset: datasets.Dataset) -> str:
 
 def prompt_length(processor: Any, prompt: list[dict[str, Any]], images: Sequence[Image.Image]) -> int:
     """Count the tokens of a prompt with its pictures expanded, without computing pixels."""
-    text = processor.apply_chat_template(
-        prepare_multimodal_messages(prompt, images=list(images)), tokenize=False, add_generation_prompt=True
-    )
-    merged = processor.image_processor.patch_size * processor.image_processor.merge_size
-    vision = sum((image.width // merged) * (image.height // merged) for image in images)
-    return len(processor.tokenizer(text)["input_ids"]) - len(images) + vision
+    length = len(processors.tokenizer(processor)(processors.prompt_text(processor, prompt, images))["input_ids"])
+    if not images:
+        return length
+    merged = processors.merged_patch(processor)
+    return length - len(images) + sum((image.width // merged) * (image.height // merged) for image in images)
 
 
 _Prepared = tuple[dict[str, Any], list[bytes], tuple[str, str] | None, Sequence[str]]
@@ -218,6 +216,11 @@ def _sample(
     number, row = raw[place]
     try:
         sample = task.read_row(row, config.data, config.task.system_prompt or task.system_prompt)
+        if sample.images and not processors.sees(processor):
+            raise PolicyError(
+                f"model_name {config.model_name}: reads text alone, and row {number} of task {task.name} has a picture; take a Qwen-VL "
+                "checkpoint"
+            )
         images = [fit(image, processor, config) for image in sample.images]
     except DataError as error:
         return {}, [], (UNUSABLE, str(error)), ()
@@ -255,7 +258,7 @@ def context_length(config: RunConfig, processor: Any) -> int | None:
 
     vLLM refuses such a context too, minutes later.
     """
-    own = min(processor.tokenizer.model_max_length, positions(config.model_name, config.model_revision))
+    own = min(processors.tokenizer(processor).model_max_length, positions(config.model_name, config.model_revision))
     asked = config.vllm_max_model_length
     if config.use_vllm and asked is not None and asked > own and "hf_overrides" not in config.engine:
         raise ConfigError(f"vllm_max_model_length {asked}: {config.model_name} holds {own} tokens; set it to {own} or less")
@@ -270,8 +273,10 @@ def positions(model_name: str, revision: str | None) -> int:
 
 
 def fit(image: Image.Image, processor: Any, config: RunConfig) -> Image.Image:
-    """Resize to the size that the processor would choose, so that it never resizes again."""
-    merged = processor.image_processor.patch_size * processor.image_processor.merge_size
+    """Resize to the size that the processor would choose, so that it never resizes again; raises DataError."""
+    if not processors.sees(processor):
+        raise DataError(f"has a picture, and {config.model_name} reads text alone; ask without it")
+    merged = processors.merged_patch(processor)
     if max(image.size) > 200 * min(image.size):
         raise DataError(f"a picture of {image.width}x{image.height} is more than 200 times longer than wide; crop it")
     width, height = image.size

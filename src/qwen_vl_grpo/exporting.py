@@ -144,14 +144,14 @@ def plain(model: Any) -> Any:
 
 
 def probabilities(model: Any, processor: Any) -> torch.Tensor:
-    """What a policy expects at every place of a fixed prompt with a picture: [tokens, vocabulary], in float32 on the CPU."""
+    """What a policy expects at each place of a fixed prompt, with a picture if it takes one: [tokens, vocabulary], float32 on the CPU."""
     from PIL import Image
 
-    from qwen_vl_grpo import policy
+    from qwen_vl_grpo import policy, processors
     from qwen_vl_grpo.transformers_backend import evaluating
 
-    picture = Image.linear_gradient("L").resize((112, 112)).convert("RGB")
-    question = Sample("0", [{"role": "user", "content": "What does this picture show? Give your reasons, then answer."}], [picture], "")
+    pictures = [Image.linear_gradient("L").resize((112, 112)).convert("RGB")] * processors.sees(processor)
+    question = Sample("0", [{"role": "user", "content": "What does this picture show? Give your reasons, then answer."}], pictures, "")
     with evaluating(model):
         logits = model(**policy.encode(processor, [question]).to(model.device)).logits[0]
     return logits.float().softmax(-1).cpu()

@@ -200,13 +200,14 @@ def scoring(config: RunConfig, shapes: Shapes, tokens: int, patches: int) -> int
 
 def backward(config: RunConfig, shapes: Shapes, tokens: int, patches: int) -> int:
     """Estimate the most that a micro-step's activations hold, from the forward pass to the end of the backward pass."""
-    lora, tower, wider = config.lora, TOWER[shapes.family], _wider(config)
+    lora, wider = config.lora, _wider(config)
     width, recomputed = 4 if config.dtype == "float32" else 2, recomputed_layers(config, shapes)
     checkpoints = tokens * width * shapes.hidden * recomputed
     layers = tokens * _widths(shapes, config, "kept") * (shapes.layers - recomputed) * wider
-    if not lora.vision:  # policy.recompute keeps a frozen tower out of the backward pass
+    if not lora.vision or not shapes.vision_depth:  # policy.recompute keeps a frozen tower out of the backward pass
         tower_kept = tower_working = patch_ends = 0.0
     else:
+        tower = TOWER[shapes.family]
         patch_ends = patches * PATCH_ENDS * shapes.vision_hidden
         tower_kept = patches * _tower_widths(shapes, tower["kept"]) * shapes.vision_depth * wider
         tower_working = 0.0
@@ -245,7 +246,7 @@ def _head(config: RunConfig, shapes: Shapes, learns: bool) -> int:
 
 
 def _widths(shapes: Shapes, config: RunConfig, what: str) -> float:
-    table = LAYER["qwen3_vl" if shapes.family == "qwen3_vl" else "older", "adapter" if config.lora.enabled else "full"]
+    table = LAYER["qwen3_vl" if shapes.family.startswith("qwen3") else "older", "adapter" if config.lora.enabled else "full"]
     widths = (shapes.hidden, shapes.query, shapes.key_value, shapes.mlp)
     return sum(constant * unit for constant, unit in zip(table[what], widths, strict=True))
 

@@ -64,10 +64,10 @@ def read_lines(path: Path, **kinds: Any) -> tuple[list[dict[str, Any]], int]:
     return items, len(lines) - len(items)
 
 
-def keep_picture(folder: Path, image: Any) -> str:
+def keep_picture(folder: Path, image: Any, side: int = LONGEST_SIDE) -> str:
     """Write a small copy under the hash of its bytes: PNG while that is small, as drawings are, else JPEG. Returns its name in `folder`."""
     image = image.convert("RGB")
-    image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+    image.thumbnail((side, side))
     for kind, options in (("PNG", {"optimize": True}), ("JPEG", {"quality": 85})):
         file = io.BytesIO()
         image.save(file, kind, **options)

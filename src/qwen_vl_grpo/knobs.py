@@ -8,8 +8,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from qwen_vl_grpo import rendered_footprint
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.footprint import Prompt, has_engine, measure
+from qwen_vl_grpo.rendered_sections import RendererSection
 from qwen_vl_grpo.shapes import Shapes
 
 Changes = dict[str, Any]
@@ -47,7 +49,7 @@ def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """The config with some keys changed, as `--set` changes them."""
     for key, value in changes.items():
         section, _, name = key.rpartition(".")
-        part = getattr(config, section).model_copy(update={name: value}) if section else value
+        part = (getattr(config, section) or RendererSection()).model_copy(update={name: value}) if section else value
         config = config.model_copy(update={section or key: part})
     return config
 
@@ -84,6 +86,15 @@ def sleep(config: RunConfig) -> list[Changes]:
     return [{"vllm_enable_sleep_mode": True}] if has_engine(config) and not config.vllm_enable_sleep_mode else []
 
 
+def offload(config: RunConfig) -> list[Changes]:
+    """Let the renderer's weights lie in host memory: all of them while the policy learns, or all but the part that draws."""
+    drawing = rendered_footprint.measure(config)
+    if drawing is None or drawing.places["renderer"] == rendered_footprint.HOST or not drawing.renderer:
+        return []
+    ways = ("none", "asleep", "model", "sequential")
+    return [{"renderer.offload": way} for way in ways[ways.index(drawing.offload) + 1 :]]
+
+
 def adapter(config: RunConfig) -> list[Changes]:
     return [] if config.lora.enabled else [{"lora.enabled": True}]
 
@@ -104,7 +115,7 @@ def pixels(config: RunConfig) -> list[Changes]:
     return [{"data.max_pixels": count} for count in counts if count >= config.data.min_pixels]
 
 
-KNOBS = (micro_steps, checkpointing, sleep, adapter, quantization, completion, pixels)
+KNOBS = (micro_steps, checkpointing, sleep, offload, adapter, quantization, completion, pixels)
 """After the engine's share and context, which come first."""
 
 

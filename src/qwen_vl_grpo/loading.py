@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # pyright: ignore[reportPrivateImportUsage]
-from trl.data_utils import prepare_multimodal_messages
 
-from qwen_vl_grpo import dataset, model_card, policy, registry, tasks
+from qwen_vl_grpo import dataset, model_card, policy, processors, registry, tasks
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError, RegistryError
 from qwen_vl_grpo.interfaces import RunCard, Sample, Task
@@ -137,11 +136,13 @@ def prompt_ids(processor: Any, sample: Sample) -> list[int]:
 
     Raises DataError for a text with a placeholder in it, which would ask for a picture that is not there.
     """
-    chat = prepare_multimodal_messages(sample.prompt, images=list(sample.images))
-    ids = processor.tokenizer(processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))["input_ids"]
-    if sum(token in (processor.image_token_id, processor.video_token_id) for token in ids) != len(sample.images):
+    text = processors.prompt_text(processor, sample.prompt, sample.images)
+    ids, placeholders = processors.tokenizer(processor)(text)["input_ids"], processors.vision_token_ids(processor)
+    if sum(token in placeholders for token in ids) != len(sample.images):
         raise DataError(f"its text holds {processor.image_token} or {processor.video_token}, which stand for pictures; take them out")
-    merged = processor.image_processor.patch_size * processor.image_processor.merge_size
+    if not placeholders:
+        return ids
+    merged = processors.merged_patch(processor)
     counts = iter([(image.width // merged) * (image.height // merged) for image in sample.images])
     return [token for given in ids for token in [given] * (next(counts) if given == processor.image_token_id else 1)]
 
@@ -152,7 +153,7 @@ def positions(run: RunPolicy) -> int:
 
 
 def ending_ids(processor: Any, own: int | list[int] | None) -> list[int]:
-    return sorted({processor.tokenizer.eos_token_id, *(own if isinstance(own, list) else [own] if own is not None else [])})
+    return sorted({processors.tokenizer(processor).eos_token_id, *(own if isinstance(own, list) else [own] if own is not None else [])})
 
 
 def load(card: RunCard, run_dir: Path) -> RunPolicy:
@@ -175,7 +176,7 @@ def check_adapter(run: RunPolicy) -> None:
     config = AutoConfig.from_pretrained(run.base, revision=run.revision)
     _check_base(run, config.model_type)
     with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(config)
+        model = policy.auto_class(config).from_config(config)
     weights = {name: list(weight.shape) for name, weight in model.named_parameters(remove_duplicate=False)}
     for name, shape in run.tensors.items():
         layer, _, kind = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
@@ -197,7 +198,8 @@ def _check_base(run: RunPolicy, family: str) -> None:
     trained_on = run.adapter_config.get("base_model_name_or_path") or run.base
     if model_card.HUB_ID.fullmatch(trained_on) and model_card.HUB_ID.fullmatch(run.base) and trained_on != run.base:
         raise RegistryError(f"run_id {run.run_id}: its adapter was trained on {trained_on} and its card names {run.base}; restore the card")
-    if PROCESSOR_MAPPING_NAMES[family] != type(run.processor).__name__:
+    text = family in policy.TEXT_FAMILIES
+    if text == processors.sees(run.processor) or (not text and PROCESSOR_MAPPING_NAMES[family] != type(run.processor).__name__):
         raise RegistryError(
             f"run_id {run.run_id}: it was trained with a {type(run.processor).__name__} and {run.base} is of the family {family}, so its "
             "adapter is for another model"

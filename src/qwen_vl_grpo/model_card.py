@@ -28,12 +28,16 @@ def render(card: RunCard, repo: str, tag: str) -> str:
     lora, adapter = card.config.get("lora", {}), any(name.endswith("adapter_config.json") for name in card.checkpoint_files)
     warm = any(name.startswith("warmup/") for name in card.checkpoint_files)
     revision = f", revision={card.base_revision!r}" if card.base_revision else ""
+    text_only = card.preprocessing.get("reads") == "text"
     quantized = " (4-bit base)" if lora.get("quantization") else ""
     return template.render(
         card=card,
         repo=repo,
         tag=tag,
         adapter=adapter,
+        text_only=text_only,
+        loader="AutoModelForCausalLM" if text_only else "AutoModelForImageTextToText",
+        reader="AutoTokenizer" if text_only else "AutoProcessor",
         metadata=yaml.safe_dump(metadata(card, adapter), sort_keys=False),
         kind=f"A LoRA adapter of rank {lora.get('r')}{quantized}" if adapter else "A full fine-tune",
         base=inline(card.base_model),
@@ -54,7 +58,8 @@ def render(card: RunCard, repo: str, tag: str) -> str:
 def metadata(card: RunCard, adapter: bool) -> dict[str, Any]:
     """The YAML that the Hub reads; names of local folders stay out of it."""
     licence = licences.of_base(card.base_model)
-    known: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "image-text-to-text"}
+    pipeline = "text-generation" if card.preprocessing.get("reads") == "text" else "image-text-to-text"
+    known: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": pipeline}
     if HUB_ID.fullmatch(card.base_model) and not Path(card.base_model).exists():
         known["base_model"] = card.base_model
     data = str(card.dataset.get("name", ""))

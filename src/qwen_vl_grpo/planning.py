@@ -12,10 +12,11 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from qwen_vl_grpo import footprint, knobs, shapes
+from qwen_vl_grpo import footprint, knobs, rendered_footprint, shapes
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import ConfigError, HardwareError, PolicyError
 from qwen_vl_grpo.footprint import CONTEXT, GIB, Footprint, Prompt
+from qwen_vl_grpo.rendered_footprint import POLICY, Drawing
 from qwen_vl_grpo.shapes import Shapes
 
 CARDS = {"MI300X": ("MI300X 192 GB", 191.7), "H200": ("H200 141 GB", 139.8), "H100": ("H100 80 GB", 79.1), "24GB": ("24 GB", 23.5)}
@@ -24,14 +25,16 @@ TO_SPARE = 0.12
 """Share of a card that automatic checkpointing leaves free, since activations are estimates and memory fragments."""
 IDLE = 0.5
 """GiB that a driver counts as used on a card that nobody uses."""
-PHASES = ("start", "generate", "score", "backward", "save")
-"""start: the engine starts beside the policy; generate: it is awake; score, backward and save: it sleeps, if it may."""
+PHASES = ("start", "generate", "draw", "score", "backward", "save")
+"""start: the engine starts beside the policy; generate: it is awake; from then on it sleeps, if it may. draw: the completions are drawn
+and judged, where a run does that."""
 
 
 @dataclass(frozen=True)
 class Fit:
     """One card. `phases` and `gib` are in GiB, `kv_sequences` counts full-length sequences, `recomputed` the layers that gradient
-    checkpointing recomputes, and `knobs` are changes under which it fits."""
+    checkpointing recomputes, and `knobs` are changes under which it fits. `pictures` are drawn at once, and `others` holds the GiB in
+    use on each further card that the run places something on."""
 
     card: str
     gib: float
@@ -42,6 +45,8 @@ class Fit:
     kv_sequences: int
     recomputed: int
     knobs: knobs.Changes = field(default_factory=dict)
+    pictures: int = 0
+    others: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Plan:
     weights: dict[str, int]
     learning: int
     footprint: Footprint
+    drawing: Drawing | None
     cards: list[Fit]
 
 
@@ -70,14 +76,21 @@ def plan(config: RunConfig, cards: Iterable[tuple[str, float]], prompt: Prompt |
         judged.append(fit)
     measured = footprint.measure(config, known, prompt)
     learning = known.learning(config.lora)
-    return Plan(config.run_id, config.model_name, known.source, known.tied, known.weights(), learning, measured, judged)
+    drawing = rendered_footprint.measure(config)
+    return Plan(config.run_id, config.model_name, known.source, known.tied, known.weights(), learning, measured, drawing, judged)
 
 
 def judge(config: RunConfig, known: Shapes, prompt: Prompt, name: str, gib: float) -> Fit:
     """Whether the config fits a card of so many GiB, and the first thing that does not."""
     config = settled(config, known, prompt, gib)
     measured, card = footprint.measure(config, known, prompt), gib * GIB
-    used = footprint.phases(measured, config, card)
+    drawing = rendered_footprint.measure(config)
+    used = in_use(measured, config, drawing, card)
+    pictures, others = 0, {}
+    if drawing:
+        pictures = drawing.fitting({POLICY: card - used["save"] + drawing.resting(POLICY)} | _free(drawing, card))
+        used["draw"] += drawing.drawing(POLICY, max(1, pictures)) - drawing.drawing(POLICY, drawing.pictures)
+        others = {place: CONTEXT + drawing.drawing(place, max(1, pictures)) for place in drawing.cards}
     tokens = footprint.kv_tokens(measured, config, card) if footprint.has_engine(config) else 0
     reason = ""
     if footprint.has_engine(config) and used["start"] > card:
@@ -89,8 +102,28 @@ def judge(config: RunConfig, known: Shapes, prompt: Prompt, name: str, gib: floa
         phase = max(used, key=lambda phase: used[phase])
         if used[phase] > card:
             reason = f"{phase} takes {used[phase] / GIB:.1f} GiB"
-    phases = {phase: round(size / GIB, 2) for phase, size in used.items()}
-    return Fit(name, gib, not reason, reason, phases, tokens, tokens // measured.sequence, footprint.recomputed_layers(config, known))
+        elif drawing:
+            capped = others if footprint.has_engine(config) else {POLICY: used[phase]} | others  # the engine's share is a key of its own
+            over = [place for place, size in capped.items() if size - CONTEXT > drawing.share(place) * card or size > card]
+            reason = "".join(f"{place} takes {capped[place] / GIB:.1f} GiB of its {drawing.share(place) * gib:.1f}" for place in over[:1])
+    phases, beside = ({key: round(size / GIB, 2) for key, size in sizes.items()} for sizes in (used, others))
+    layers = footprint.recomputed_layers(config, known)
+    return Fit(name, gib, not reason, reason, phases, tokens, tokens // measured.sequence, layers, {}, pictures, beside)
+
+
+def in_use(measured: Footprint, config: RunConfig, drawing: Drawing | None, card: float) -> dict[str, float]:
+    """Phase -> bytes in use on the policy's card, renderer and judge included: loaded with the first picture, and there from then on."""
+    used = footprint.phases(measured, config, card)
+    if drawing is None:
+        return used
+    drawn = used["save"] + drawing.drawing(POLICY, drawing.pictures)
+    used = {phase: size + drawing.resting(POLICY) * (phase != "start") for phase, size in used.items()} | {"draw": drawn}
+    return {phase: used[phase] for phase in PHASES}
+
+
+def _free(drawing: Drawing, card: float) -> dict[str, float]:
+    """Bytes for weights and pictures on each card that is not the policy's."""
+    return {place: min(drawing.share(place) * card, card - CONTEXT) for place in drawing.cards}
 
 
 def settled(config: RunConfig, known: Shapes, prompt: Prompt, gib: float) -> RunConfig:
@@ -101,9 +134,11 @@ def settled(config: RunConfig, known: Shapes, prompt: Prompt, gib: float) -> Run
     """
     if config.gradient_checkpointing != "auto":
         return config
+    drawing = rendered_footprint.measure(config)
     for layers in range(known.layers):
         trial = config.model_copy(update={"gradient_checkpointing": layers})
-        if footprint.phases(footprint.measure(trial, known, prompt), trial, gib * GIB)["backward"] <= (1 - TO_SPARE) * gib * GIB:
+        measured = footprint.measure(trial, known, prompt)
+        if in_use(measured, trial, drawing, gib * GIB)["backward"] <= (1 - TO_SPARE) * gib * GIB:
             return trial
     return config.model_copy(update={"gradient_checkpointing": known.layers})
 
@@ -206,20 +241,44 @@ def text(plan: Plan) -> str:
         f"{held.completions} completions are generated at once",
         "counted, GiB: " + ", ".join(f"{name} {size / GIB:.2f}" for name, size in exact.items() if size),
         "estimated, GiB: " + ", ".join(f"{name} {size / GIB:.2f}" for name, size in estimated.items() if size),
+        *_drawn(plan.drawing),
         "",
-        f"{'GiB in use':20} {'card':>6} " + " ".join(f"{phase:>8}" for phase in PHASES),
+        f"{'GiB in use':20} {'card':>6} " + " ".join(f"{phase:>8}" for phase in PHASES if plan.drawing or phase != "draw"),
     ]
     for card in plan.cards:
-        sizes = " ".join(f"{card.phases[phase]:8.1f}" for phase in PHASES)
+        sizes = " ".join(f"{size:8.1f}" for size in card.phases.values())
         lines += [f"{card.card[:20]:20} {card.gib:6.1f} {sizes}  {'fits' if card.fits else 'does not fit'}", *_remarks(card)]
     return "\n".join([*lines, "", "What is estimated is held against measured runs in docs/planning.md."])
+
+
+def _drawn(drawing: Drawing | None) -> list[str]:
+    """What renderer and judge hold, part by part, and where."""
+    if drawing is None:
+        return []
+    lines = []
+    if drawing.renderer:
+        parts = ", ".join(f"{part} {size / GIB:.2f}" for part, size in drawing.renderer.items())
+        lines.append(f"renderer ({_where(drawing, 'renderer')}), GiB: {parts}; a picture while it is drawn {drawing.picture / GIB:.2f}")
+    if drawing.judge:
+        lines.append(f"judge ({_where(drawing, 'judge')}), GiB: {drawing.judge / GIB:.2f}")
+    if host := drawing.on_host():
+        lines.append(f"host memory, GiB: {host / GIB:.2f}")
+    return lines + [f"not counted, for its size is not known here: {name}" for name in drawing.unknown]
+
+
+def _where(drawing: Drawing, part: str) -> str:
+    place = {POLICY: "the policy's card", rendered_footprint.HOST: "the CPU"}.get(drawing.places[part], drawing.places[part])
+    return f"{place}, offload {drawing.offload}" if part == "renderer" and drawing.offload != "none" else place
 
 
 def _remarks(card: Fit) -> list[str]:
     if card.fits:
         cache = f"; KV cache: {card.kv_tokens:,} tokens, {card.kv_sequences:,} full-length sequences at once" if card.kv_tokens else ""
         spare = f"    {card.gib - max(card.phases.values()):.1f} to spare"
-        return [f"{spare}; {card.recomputed} layers recomputed in the backward pass{cache}"]
+        lines = [f"{spare}; {card.recomputed} layers recomputed in the backward pass{cache}"]
+        beside = "; ".join(f"{place}: {gib:.1f}" for place, gib in card.others.items())
+        drawn = f"    {card.pictures} pictures drawn at once" + f"; in use on {beside}" * bool(beside)
+        return lines + [drawn] * bool(card.pictures)
     return [f"    {card.reason}", f"    {_advice(card)}"]
 
 

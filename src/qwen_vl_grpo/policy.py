@@ -12,34 +12,41 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
-from trl.data_utils import prepare_multimodal_messages
 
-from qwen_vl_grpo import hub
+from qwen_vl_grpo import hub, processors
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import PolicyError, briefly
 from qwen_vl_grpo.interfaces import Sample
 from qwen_vl_grpo.sections import LoraSection
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+TEXT_FAMILIES = ("qwen2", "qwen3")
+"""Those that read text alone, for tasks without pictures; Qwen2.5 is of the family qwen2."""
 VISION_LINEARS = "qkv|proj|gate_proj|up_proj|down_proj|fc1|fc2|linear_fc1|linear_fc2"
 
 
 def load_processor(config: RunConfig, name: str | None = None) -> Any:
-    """Load the processor with left padding and the config's pixel limits; raises PolicyError.
+    """Load the processor with left padding and the config's pixel limits, or a text-only model's tokenizer; raises PolicyError.
 
     Left padding is not a taste: with right padding the vision types fall on padded places and the gradients are wrong
     (trl#5785).
     """
     source = name or config.model_name
+    revision = config.model_revision if source == config.model_name else None
     try:
-        processor = AutoProcessor.from_pretrained(source, revision=config.model_revision if source == config.model_name else None)
+        text_only = not (Path(source) / "processor_config.json").is_file() and _family(config, source) in TEXT_FAMILIES
+        processor = (AutoTokenizer if text_only else AutoProcessor).from_pretrained(source, revision=revision)
     except (OSError, ValueError) as error:
         raise PolicyError(f"model_name {source}: its processor cannot be loaded ({_reason(error, source)})") from None
-    if not hasattr(processor, "image_processor"):
+    if not text_only and not processors.sees(processor):
         raise PolicyError(f"model_name {source}: has no picture processor; use a Qwen-VL checkpoint")
-    processor.tokenizer.padding_side = "left"
+    if not processor.chat_template:
+        raise PolicyError(f"model_name {source}: has no chat template, so nothing can be asked; take an -Instruct checkpoint")
+    processors.tokenizer(processor).padding_side = "left"
+    if text_only:
+        return processor
     processor.image_processor.size = {"shortest_edge": config.data.min_pixels, "longest_edge": config.data.max_pixels}
     return processor
 
@@ -55,7 +62,7 @@ def load_model(config: RunConfig, name: str | None = None) -> Any:
     check(config, source)
     _quiet()
     try:
-        model = AutoModelForImageTextToText.from_pretrained(
+        model = auto_class(AutoConfig.from_pretrained(source, revision=revision)).from_pretrained(
             source,
             revision=revision,
             dtype=weight_dtype(config),
@@ -78,21 +85,36 @@ def check(config: RunConfig, name: str | None = None) -> None:
             f"model_name {source}: there is no such folder here; name a folder, or a Hub id such as Qwen/Qwen2.5-VL-7B-Instruct"
         )
     try:
-        family = AutoConfig.from_pretrained(source, revision=config.model_revision if source == config.model_name else None).model_type
+        family = _family(config, source)
     except (OSError, ValueError) as error:
         raise PolicyError(f"model_name {source}: cannot be loaded ({_reason(error, source)})") from None
-    if family not in FAMILIES:
-        raise PolicyError(f"model_name {source}: is of the family {family}; the families that learn here are {', '.join(FAMILIES)}")
+    if family not in (*FAMILIES, *TEXT_FAMILIES):
+        known = ", ".join((*FAMILIES, *TEXT_FAMILIES))
+        raise PolicyError(f"model_name {source}: is of the family {family}; the families that learn here are {known}")
+    if family in TEXT_FAMILIES and config.lora.vision:
+        raise PolicyError(f"lora.vision: {source} is a text-only model and has no vision tower; set it to false")
     attention(config)
     quantization(config.lora)
+
+
+def auto_class(described: Any) -> Any:
+    """The class that loads a model of this config: one that takes pictures, or a language model alone."""
+    return AutoModelForCausalLM if described.model_type in TEXT_FAMILIES else AutoModelForImageTextToText
+
+
+def _family(config: RunConfig, source: str) -> str:
+    """Family of the model in `source`, or of the base that the adapter in that folder is for; raises OSError or ValueError."""
+    if (Path(source) / "adapter_config.json").is_file():
+        source = config.model_name
+    return AutoConfig.from_pretrained(source, revision=config.model_revision if source == config.model_name else None).model_type
 
 
 def encode(processor: Any, samples: Sequence[Sample]) -> Any:
     """Render and tokenize samples with their pictures, padded on the left."""
     images = [list(sample.images) for sample in samples]
-    chats = [prepare_multimodal_messages(sample.prompt, images=row) for sample, row in zip(samples, images, strict=True)]
-    texts = processor.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
-    return processor(text=texts, images=images if any(images) else None, padding=True, return_tensors="pt")
+    texts = [processors.prompt_text(processor, sample.prompt, row) for sample, row in zip(samples, images, strict=True)]
+    pictures = {"images": images} if any(images) else {}
+    return processor(text=texts, padding=True, return_tensors="pt", **pictures)
 
 
 def unpadded(encoded: Any) -> list[list[int]]:
@@ -139,12 +161,12 @@ def quantization(lora: LoraSection) -> Any:
 def adapter(lora: LoraSection) -> LoraConfig | None:
     """The LoRA settings, or None for full fine-tuning.
 
-    Modules are matched with their tower: Qwen2.5-VL's vision MLP has layers named like the language model's, and plain
-    suffixes would train both.
+    Modules are matched with their place: Qwen2.5-VL's vision MLP has layers named like the language model's, and plain suffixes
+    would train both. The language model's lie in `layers`, whether it stands alone or not, and the tower's in `blocks`.
     """
     if not lora.enabled:
         return None
-    language = rf"language_model\..*\.(?:{'|'.join(lora.target_modules)})"
+    language = rf"layers\.\d+\.(?:.*\.)?(?:{'|'.join(lora.target_modules)})"
     vision = rf"|visual\.(?:blocks|merger|deepstack_merger_list)\.(?:.*\.)?(?:{VISION_LINEARS}|mlp\.0|mlp\.2)" if lora.vision else ""
     return LoraConfig(
         r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=rf".*(?:{language}{vision})", task_type="CAUSAL_LM"
@@ -170,10 +192,12 @@ def trainable_parts(model: Any) -> dict[str, tuple[int, int]]:
 
 
 def forbid(model: Any, tokens: Sequence[int]) -> None:
-    """Give the head a bias under which `tokens` have no probability, so that trainer and sampler score one distribution.
+    """Give the head a bias under which `tokens` have no probability, so that trainer and sampler score one distribution; none, no bias.
 
     The bias is a buffer that is not saved: the checkpoint and the weights that the engine gets stay as they are.
     """
+    if not tokens:
+        return
     head = model.get_output_embeddings()
     bias = torch.zeros(head.weight.shape[0], dtype=torch.float32 if head.weight.dtype.itemsize == 1 else head.weight.dtype)
     bias[list(tokens)] = -100.0

@@ -16,8 +16,8 @@ from qwen_vl_grpo.pulling import BESIDE, checked_files
 
 log = logging.getLogger("qwen_vl_grpo")
 
-SECRETS = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")
-SECRET_VARIABLES = ("HF_TOKEN", "WANDB_API_KEY")
+SECRETS = re.compile(rb"\b(?:hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{30,})")
+SECRET_VARIABLES = ("HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY")
 
 
 def publish(card: RunCard, run_dir: Path, public: bool = False, tag: str | None = None) -> RunCard:

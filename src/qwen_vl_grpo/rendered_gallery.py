@@ -1,10 +1,12 @@
 """What a run's completions looked like, kept for people: the same held-out prompts at every evaluation, and each step's best and worst.
 
-Kept are small copies, and only of what was drawn in this run: a judgement from the cache has no picture unless the run has drawn it.
+Kept are small copies of what was to be edited and of what was drawn, the latter only in this run: a judgement from the cache has no
+picture unless the run has drawn it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -13,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen_vl_grpo import gallery, hardware, tracking
-from qwen_vl_grpo.interfaces import Judgement, RenderRequest
+from qwen_vl_grpo.interfaces import Judgement, RenderRequest, Source
+from qwen_vl_grpo.rewards.rendered import KEPT_SIDE
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -22,7 +25,10 @@ log = logging.getLogger("qwen_vl_grpo")
 
 FILE = "gallery.jsonl"
 STEPS = 250
-"""Steps a run whose best and worst are kept, evenly spread: with them a gallery stays below about 20 MB, evaluations aside."""
+"""Steps a run whose best and worst are kept, evenly spread: with them a gallery stays below about 20 MB, evaluations aside, and below
+about as much again for each picture that a row has edited."""
+SOURCES = 3
+"""Pictures of a row that are kept at most: what Qwen-Image-Edit-Plus was made for."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class Entry:
     """None where there was nothing to draw."""
     outcome: Judgement | Exception | None
     reward: float | None
+    sources: tuple[Source, ...] = ()
+    """What was to be edited, also where nothing was drawn."""
 
     @property
     def said(self) -> dict[str, Any]:
@@ -51,7 +59,8 @@ class RenderedGallery:
     def __init__(self, run_dir: Path, max_steps: int):
         self._run_dir = run_dir
         self._every = -(-max_steps // STEPS)
-        self._drawn: dict[tuple[str, str], str] | None = None
+        self._drawn: dict[str, str] | None = None
+        self._sources: dict[str, str] = {}
 
     def keep_held_out(self, moment: str, entries: Sequence[Entry], pictures: Mapping[RenderRequest, Image]) -> None:
         """Keep the first entries of an evaluation, in the order of the held-out rows."""
@@ -68,9 +77,10 @@ class RenderedGallery:
         if not hardware.is_main_process() or not kept:
             return
         try:
-            lines = [
+            lines: list[dict[str, Any]] = [
                 {"moment": moment, "kind": kind, "place": place, "original": entry.original, "completion": entry.completion}
-                | {"picture": self._picture(entry, pictures), "reward": entry.reward}
+                | {"sources": self._kept_sources(entry), "picture": self._picture(entry, pictures), "reward": entry.reward}
+                | {"request": None if entry.request is None else _key(entry.request)}
                 | entry.said
                 for kind, place, entry in kept
             ]
@@ -79,31 +89,46 @@ class RenderedGallery:
         except OSError as error:
             log.warning("%s: the pictures of %s are not kept (%s)", self._run_dir / FILE, moment, error.strerror)
             return
-        shown: dict[str, list[tuple[Path, str]]] = {}
+        shown: dict[str, list[tuple[list[Path], str]]] = {}
         for line in lines:
             if line["picture"]:
-                shown.setdefault(f"gallery/{line['kind']}", []).append((self._run_dir / line["picture"], caption(line)))
+                files = [self._run_dir / name for name in (*line["sources"], line["picture"])]
+                shown.setdefault(f"gallery/{line['kind']}", []).append((files, caption(line)))
         tracking.log_pictures(shown, step)
 
     def _picture(self, entry: Entry, pictures: Mapping[RenderRequest, Image]) -> str | None:
-        """The file of an entry's picture. Within a run it follows from prompt and completion alone, so one that was drawn before serves."""
+        """The file of an entry's picture. Within a run it follows from the request alone, so one that was drawn before serves."""
         if self._drawn is None:
-            self._drawn = {(line["original"], line["completion"]): line["picture"] for line in read(self._run_dir)[0] if line["picture"]}
-        key = entry.original, entry.completion
-        if entry.request is not None and entry.request in pictures:
+            lines = [line for line in read(self._run_dir)[0] if isinstance(line.get("request"), str)]
+            self._drawn = {line["request"]: line["picture"] for line in lines if line["picture"]}
+        if entry.request is None:
+            return None
+        key = _key(entry.request)
+        if entry.request in pictures:
             self._drawn[key] = gallery.keep_picture(self._run_dir, pictures[entry.request])
         return self._drawn.get(key)
+
+    def _kept_sources(self, entry: Entry) -> list[str]:
+        """The files of an entry's sources, each written once, however many completions begin from it."""
+        for source in entry.sources[:SOURCES]:
+            if source.sha256 not in self._sources:
+                self._sources[source.sha256] = gallery.keep_picture(self._run_dir, source.image, KEPT_SIDE)
+        return [self._sources[source.sha256] for source in entry.sources[:SOURCES]]
 
 
 def read(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
     """The kept lines of a run, each once, in order, and how many could not be read; a step that was done again has its last lines."""
     lines, broken = gallery.read_lines(run_dir / FILE, moment=str, kind=str, place=int, original=str, completion=str, picture=str | None)
+    for line in lines:
+        names = line.get("sources")  # lines from before tasks that edit have none
+        line["sources"] = [name for name in names if isinstance(name, str)][:SOURCES] if isinstance(names, list) else []
     return list({(line["moment"], line["kind"], line["place"]): line for line in lines}.values()), broken
 
 
 def caption(line: Mapping[str, Any]) -> str:
-    """A kept line in words: verdict, prompt and completion."""
-    return f"{verdict(line)} | {line['original']} -> {line['completion']}"
+    """A kept line in words: verdict, prompt and completion, and which of several pictures is the one that was drawn."""
+    edited = " | the source, and at its right what was drawn" * bool(line["sources"])
+    return f"{verdict(line)} | {line['original']} -> {line['completion']}{edited}"
 
 
 def verdict(line: Mapping[str, Any]) -> str:
@@ -116,3 +141,8 @@ def verdict(line: Mapping[str, Any]) -> str:
     if isinstance(reward, int | float) and abs(reward - score) > 0.005:
         parts.append(f"reward {reward:.2f}")
     return ", ".join([*parts, *([str(line["reason"])] if line.get("reason") else [])])
+
+
+def _key(request: RenderRequest) -> str:
+    """A name for everything that a picture follows from: sources and states stand in a request's text with their hashes."""
+    return hashlib.sha256(repr(request).encode()).hexdigest()[:16]

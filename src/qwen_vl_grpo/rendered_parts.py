@@ -59,6 +59,21 @@ JUDGES = {
 """Name -> the class that judges, likewise."""
 
 
+def check_names(rendering: RendererSection | None, judging: JudgeSection | None) -> None:
+    """Raise ConfigError for a renderer or a judge that is not known, or a file of the user's that is not there; imports nothing heavy."""
+    for kind, section, known in (("renderer", rendering, GENERATORS), ("judge", judging, JUDGES)):
+        if section is not None:
+            _check_name(kind, section.name, known)
+
+
+def _check_name(kind: str, name: str, known: Mapping[str, str]) -> None:
+    path, own, _ = name.rpartition(".py:")
+    if own and not Path(f"{path}.py").is_file():
+        raise ConfigError(f"{kind}.name: {name}: there is no file {path}.py (paths start where the command is run)")
+    if not own and name not in known:
+        raise ConfigError(f"{kind}.name: there is no {kind} {name!r}; take {' or '.join(known)}, or path/to/file.py:function")
+
+
 def _generator(section: RendererSection, device: torch.device, needed: bool) -> ImageGenerator:
     return _part("renderer", section, GENERATORS, device, needed)
 
@@ -72,10 +87,9 @@ def _part(kind: str, section: RendererSection | JudgeSection, known: Mapping[str
 
     Raises ConfigError for any other name.
     """
+    _check_name(kind, section.name, known)
     if ".py:" in section.name:
         return load_function(section.name, ConfigError)(section)
-    if section.name not in known:
-        raise ConfigError(f"{kind}.name: there is no {kind} {section.name!r}; take {' or '.join(known)}, or path/to/file.py:function")
     module, _, name = known[section.name].partition(":")
     part = getattr(importlib.import_module(f"qwen_vl_grpo.{module}"), name)(section, device)  # heavy imports
     if needed:

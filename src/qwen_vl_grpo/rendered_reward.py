@@ -16,7 +16,7 @@ from qwen_vl_grpo.images import width
 from qwen_vl_grpo.interfaces import Judgement, RenderRequest, Source
 from qwen_vl_grpo.policy_states import PolicyStates
 from qwen_vl_grpo.rendered_gallery import Entry, RenderedGallery
-from qwen_vl_grpo.rendered_sections import JudgeSection, PlacementSection, RendererSection
+from qwen_vl_grpo.rendered_sections import PlacementSection, RendererSection
 from qwen_vl_grpo.rewards.rendered import scores, seed_of
 from qwen_vl_grpo.rewards.xml import texts
 
@@ -40,12 +40,15 @@ class RenderedReward:
         self._config = config
         self._words = words
         self._taken_off = taken_off
-        self._judging = config.judge or JudgeSection()
+        self._judging = config.judging
         self._rendering = config.renderer or RendererSection()
         self._placing = config.placement or PlacementSection()
         self._score = rendered_parts.build(self._rendering, self._judging, self._placing)
         self._gallery = RenderedGallery(config.run_dir, config.max_steps)
         self._told: list[str] = []
+        self.noise_gate = self._judging.noise_gate
+        self.noises: list[float | None] = []
+        """The standard error of each score of the last call, None where the judge tells none: the trainer knows the groups (groups.py)."""
 
     def __call__(
         self,
@@ -61,6 +64,7 @@ class RenderedReward:
         requests = self._requests(words, original_prompt, columns, log_metric)
         outcomes, pictures = scores(self._score, requests, self._judging.most_failures, log_metric)
         judged = [outcome if isinstance(outcome, Judgement) else None for outcome in outcomes]
+        self.noises = [judgement and judgement.details.get("noise") for judgement in judged]
         off = [self._taken_off(*pair) if self._taken_off else 0.0 for pair in zip(original_prompt, words, strict=True)]
         if log_metric is not None and self._taken_off:
             log_metric("rendered/penalty", sum(off) / len(off))
@@ -69,7 +73,7 @@ class RenderedReward:
         if trainer_state is not None and trainer_state.global_step % self._placing.empty_cache_every == 0:
             placement.release()
         rewards = [None if judgement is None else judgement.score - less for judgement, less in zip(judged, off, strict=True)]
-        entries = list(map(Entry, original_prompt, words, requests, outcomes, rewards))
+        entries = list(map(Entry, original_prompt, words, requests, outcomes, rewards, self._pictures(columns, len(words))))
         if trainer_state is not None:
             self._gallery.keep_step(trainer_state.global_step + 1, entries, pictures)
         elif moment is not None:
@@ -84,6 +88,10 @@ class RenderedReward:
             RenderRequest(prompt, text, seed_of(self._config.seed, prompt), size) if text else None
             for prompt, text, size in zip(prompts, words, sizes(columns, len(words)), strict=True)
         ]
+
+    def _pictures(self, columns: Mapping[str, Any], count: int) -> list[tuple[Source, ...]]:
+        """What each completion begins from: nothing here, since the words are all that the renderer sees."""
+        return [()] * count
 
     def _tell(self, judged: Sequence[Judgement | None], log_extra: Callable[..., Any]) -> None:
         """Put scores and raw values into the table of completions, whose columns are the same at every step."""
@@ -126,7 +134,7 @@ class StatesReward(RenderedReward):
         assert self._states is not None, "hold() gives the policy"
         started = time.perf_counter()
         self._sources.clear()  # pictures are known by their place in memory, which is another row's once they are gone
-        sources = [tuple(map(self._source, row or ())) for row in columns.get("images") or [()] * len(words)]
+        sources = self._pictures(columns, len(words))
         encoded = self._states.encode(prompts, words, sources, columns.get("completion_ids"))
         if log_metric is not None:
             figures = {
@@ -145,6 +153,10 @@ class StatesReward(RenderedReward):
             request and RenderRequest(request.original, request.completion, request.seed, request.size, pictures, one.conditioning, rubric)
             for request, pictures, one, rubric in zip(plain, sources, encoded, rubrics, strict=True)
         ]
+
+    def _pictures(self, columns: Mapping[str, Any], count: int) -> list[tuple[Source, ...]]:
+        """The row's pictures, which are to be edited."""
+        return [tuple(map(self._source, row or ())) for row in columns.get("images") or [()] * count]
 
     def _source(self, image: Image) -> Source:
         """A picture by the hash of its pixels, taken once for all completions of a row."""

@@ -6,9 +6,10 @@ The text under each field is its documentation: docs/configuration.md is generat
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.sections import Section
@@ -107,6 +108,9 @@ class JudgeSection(Section):
     receives OPENAI_API_KEY. `clip` ignores this key and all that follow."""
     votes: int = Field(default=1, ge=1)
     """Answers to each question of an endpoint; their mean is the score, and their spread the judge's noise."""
+    noise_gate: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """A group whose scores differ (by their standard deviation) by no more than so many times the judge's noise teaches nothing; 0 lets all
+    teach. Needs several `votes`: with 3, and 8 completions, 1.63 stops 95% of groups that are noise alone (docs/judges_protocols.md)."""
     weights: dict[Literal["alignment", "quality", "identity"], float] = {"alignment": 0.6, "quality": 0.4}  # noqa: RUF012
     """How much each grade of `complex_edit` counts in its score, divided by their sum; one that is not named is only reported."""
     scoring: Literal["votes", "expected"] = "votes"
@@ -138,7 +142,7 @@ class JudgeSection(Section):
     most_tokens: int | None = Field(default=None, ge=1)
     """The run stops when its judge has used this many tokens, sent and answered."""
     spending: str | None = None
-    """File that keeps what was spent (JSON), so that resumed runs and several processes share one budget; none counts this process."""
+    """File that keeps what was spent (JSON); none takes spending.json in the run's folder. What several runs name is a budget of all."""
 
     @property
     def remote(self) -> bool:
@@ -164,6 +168,14 @@ class JudgeSection(Section):
     def _weights_of_something(self) -> JudgeSection:
         if min(self.weights.values(), default=0) < 0 or not 0 < sum(self.weights.values()) < float("inf"):
             raise ValueError(f"weights {self.weights}: none may be below 0, and one must be above it")
+        return self
+
+    @model_validator(mode="after")
+    def _noise_to_gate(self) -> JudgeSection:
+        if self.noise_gate and self.name == "clip":
+            raise ValueError("noise_gate: clip gives a picture one score, the same every time, and has no noise; remove it")
+        if self.noise_gate and self.remote and self.votes < 2:
+            raise ValueError(f"noise_gate {self.noise_gate}: one vote does not tell a judge's noise; set votes to 3 or more")
         return self
 
     @model_validator(mode="after")
@@ -199,6 +211,13 @@ class PlacementSection(Section):
     """Part -> the share of its card's memory that it may take; parts on one card share what they may take together."""
     empty_cache_every: int = Field(default=5, ge=1)
     """Steps after which the memory that torch holds and nobody uses is given back."""
+
+    @field_validator("renderer", "judge")
+    @classmethod
+    def _a_device(cls, given: str) -> str:
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", given):
+            raise ValueError(f"{given!r} is no device; write auto, cuda:1, mps or cpu")
+        return given
 
     @model_validator(mode="after")
     def _shares_of_one(self) -> PlacementSection:

@@ -28,6 +28,7 @@ from trl.trainer import grpo_trainer
 
 from qwen_vl_grpo.errors import EngineError, GrpoError, HardwareError, RolloutError, briefly
 from qwen_vl_grpo.hardware import FREED_SHARE
+from qwen_vl_grpo.processors import vision_token_ids
 
 log = logging.getLogger("qwen_vl_grpo")
 
@@ -293,11 +294,6 @@ def check_prompts(seen: Sequence[Sequence[int]], scored: Sequence[Sequence[int]]
             )
 
 
-def vision_token_ids(processor: Any) -> list[int]:
-    """Ids of the picture and video placeholders."""
-    return [token for token in (processor.image_token_id, processor.video_token_id) if token is not None]
-
-
 def forbid_vision_tokens(processor: Any, use_vllm: bool) -> dict[str, Any]:
     """Sampling arguments under which no placeholder is sampled: one in a completion would ask for a picture that is not there.
 
@@ -305,6 +301,8 @@ def forbid_vision_tokens(processor: Any, use_vllm: bool) -> dict[str, Any]:
     head gets the same bias (`policy.forbid`), so that both sides score the same distribution.
     """
     tokens = vision_token_ids(processor)
+    if not tokens:
+        return {}
     return {"logit_bias": dict.fromkeys(tokens, -100.0)} if use_vllm else {"suppress_tokens": tokens}
 
 

@@ -1,6 +1,6 @@
-"""What a Qwen-VL model is made of, read from its config.json alone: every weight is counted and none is loaded.
+"""What a Qwen-VL or a text-only Qwen is made of, read from its config.json alone: every weight is counted and none is loaded.
 
-Counts are exact for the three families (tests build the real classes on torch's meta device and compare), as are the
+Counts are exact for the five families (tests build the real classes on torch's meta device and compare), as are the
 adapter's and the bytes of a 4-bit base. Nothing heavy is imported.
 """
 
@@ -43,6 +43,12 @@ PUBLISHED: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
         "qwen3_vl", (4096, 36, 32, 8, 12288, 151936, 262144, False),
         {"hidden_size": 1152, "intermediate_size": 4304, "depth": 27, "deepstack_visual_indexes": [8, 16, 24]},
     ),
+    "Qwen/Qwen2.5-1.5B": ("qwen2", (1536, 28, 12, 2, 8960, 151936, 32768, True), {}),
+    "Qwen/Qwen2.5-3B": ("qwen2", (2048, 36, 16, 2, 11008, 151936, 32768, True), {}),
+    "Qwen/Qwen2.5-7B": ("qwen2", (3584, 28, 28, 4, 18944, 152064, 32768, False), {}),
+    "Qwen/Qwen3-4B": ("qwen3", (2560, 36, 32, 8, 9728, 151936, 40960, True), {}),
+    "Qwen/Qwen3-4B-Instruct-2507": ("qwen3", (2560, 36, 32, 8, 9728, 151936, 262144, True), {}),
+    "Qwen/Qwen3-8B": ("qwen3", (4096, 36, 32, 8, 12288, 151936, 40960, False), {}),
 }  # fmt: skip
 """Shapes of the published checkpoints, for a machine that has none of them; a name may end in -Instruct or -Thinking."""
 
@@ -54,6 +60,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16, "num_position_embeddings": 2304,
         "deepstack_visual_indexes": [8, 16, 24],
     },
+    "qwen2": {}, "qwen3": {},
 }  # fmt: skip
 COMMON = {"in_channels": 3, "temporal_patch_size": 2, "spatial_merge_size": 2}
 
@@ -80,7 +87,8 @@ class Linear:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Widths and counts of one model; `rest` holds the weights that are in no linear layer, by part."""
+    """Widths and counts of one model; `rest` holds the weights that are in no linear layer, by part. What is vision's is 0 in a
+    model that reads text alone."""
 
     source: str
     family: str
@@ -128,12 +136,12 @@ class Shapes:
 
     def picture_tokens(self, pixels: int) -> int:
         """Tokens of a picture of so many pixels in the prompt."""
-        return max(1, pixels // (self.patch * self.merge) ** 2)
+        return 0 if not self.patch else max(1, pixels // (self.patch * self.merge) ** 2)
 
 
 def of(config: RunConfig) -> Shapes:
     """The shapes of the config's model: from its config.json here or in the HF cache, or from the table above; raises PolicyError."""
-    path = _config_file(config)
+    path = local_file(config.model_name, config.model_revision, "config.json")
     if path is not None:
         try:
             return read(json.loads(path.read_text(encoding="utf-8")), f"config.json of {config.model_name}")
@@ -165,40 +173,47 @@ def read(raw: Mapping[str, Any], source: str) -> Shapes:
     if family not in DEFAULTS:
         raise PolicyError(f"{source}: is of the family {family}; the families that learn here are {', '.join(DEFAULTS)}")
     text = raw.get("text_config") or raw
-    vision: dict[str, Any] = COMMON | DEFAULTS[family] | dict(raw.get("vision_config") or {})
     tied = bool(raw.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
     try:
         hidden, layers, heads = text["hidden_size"], text["num_hidden_layers"], text["num_attention_heads"]
         key_value_heads, mlp, vocabulary = text.get("num_key_value_heads") or heads, text["intermediate_size"], text["vocab_size"]
     except KeyError as missing:
         raise PolicyError(f"{source}: has no {missing}, so its weights cannot be counted") from None
-    head = text.get("head_dim") or 128 if family == "qwen3_vl" else hidden // heads
+    third = family.startswith("qwen3")
+    head = text.get("head_dim") or 128 if third else hidden // heads
+    inner_bias = outer_bias = bool(text.get("attention_bias"))
+    if not third:
+        inner_bias, outer_bias = True, False
+    language = _language(hidden, layers, heads * head, key_value_heads * head, mlp, inner_bias, outer_bias)
+    rest = {
+        "language": layers * 2 * hidden + hidden + (layers * 2 * head if third else 0),
+        "embeddings": vocabulary * hidden,
+        "head": 0 if tied else vocabulary * hidden,
+    }
+    known: dict[str, Any] = {
+        "source": source, "family": family, "hidden": hidden, "layers": layers, "query": heads * head, "key_value": key_value_heads * head,
+        "mlp": mlp, "vocabulary": vocabulary, "context": text.get("max_position_embeddings", 32768), "tied": tied,
+    }  # fmt: skip
+    if not DEFAULTS[family]:
+        nothing = dict.fromkeys(("vision_hidden", "vision_mlp", "vision_depth", "patch", "merge", "patch_values"), 0)
+        return Shapes(**known, **nothing, linears=tuple(language), rest=rest)
+    vision: dict[str, Any] = COMMON | DEFAULTS[family] | dict(raw.get("vision_config") or {})
     vision_hidden = vision["embed_dim"] if family == "qwen2_vl" else vision["hidden_size"]
     vision_mlp = int(vision_hidden * vision["mlp_ratio"]) if family == "qwen2_vl" else vision["intermediate_size"]
     patch_values = vision["in_channels"] * vision["temporal_patch_size"] * vision["patch_size"] ** 2
-    inner_bias = outer_bias = bool(text.get("attention_bias"))
-    if family != "qwen3_vl":
-        inner_bias, outer_bias = True, False
-    language = _language(hidden, layers, heads * head, key_value_heads * head, mlp, inner_bias, outer_bias)
     merged = vision_hidden * vision["spatial_merge_size"] ** 2
     deepstack = len(vision["deepstack_visual_indexes"]) if family == "qwen3_vl" else 0
     tower = _tower(family, vision_hidden, vision_mlp, vision["depth"], merged, hidden, deepstack)
     norm = 1 if family == "qwen2_5_vl" else 2  # a LayerNorm has a bias, an RMSNorm none
-    rest = {
+    rest |= {
         "vision": patch_values * vision_hidden + vision["depth"] * 2 * norm * vision_hidden,
         "merger": norm * vision_hidden + deepstack * norm * merged,
-        "language": layers * 2 * hidden + hidden,
-        "embeddings": vocabulary * hidden,
-        "head": 0 if tied else vocabulary * hidden,
     }
     if family == "qwen3_vl":
         rest["vision"] += vision_hidden + vision["num_position_embeddings"] * vision_hidden
-        rest["language"] += layers * 2 * head
     return Shapes(
-        source=source, family=family, hidden=hidden, layers=layers, query=heads * head, key_value=key_value_heads * head, mlp=mlp,
-        vocabulary=vocabulary, context=text.get("max_position_embeddings", 32768), tied=tied, vision_hidden=vision_hidden,
-        vision_mlp=vision_mlp, vision_depth=vision["depth"], patch=vision["patch_size"], merge=vision["spatial_merge_size"],
-        patch_values=patch_values, linears=(*language, *tower), rest=rest,
+        **known, vision_hidden=vision_hidden, vision_mlp=vision_mlp, vision_depth=vision["depth"], patch=vision["patch_size"],
+        merge=vision["spatial_merge_size"], patch_values=patch_values, linears=(*language, *tower), rest=rest,
     )  # fmt: skip
 
 
@@ -230,7 +245,7 @@ def _adapted(linear: Linear, lora: LoraSection) -> bool:
     if linear.part != "language":
         return lora.vision
     # the pattern of policy.adapter, on the name of one layer's module
-    return re.fullmatch(rf"language_model\..*\.(?:{'|'.join(lora.target_modules)})", f"language_model.layers.0.{linear.name}") is not None
+    return re.fullmatch(rf"layers\.\d+\.(?:.*\.)?(?:{'|'.join(lora.target_modules)})", f"layers.0.{linear.name}") is not None
 
 
 def _nf4_bytes(weights: int) -> int:
@@ -240,15 +255,15 @@ def _nf4_bytes(weights: int) -> int:
     return -(-weights // 2) + blocks + 4 * -(-blocks // 256) + 4 * (16 + 256 + 1)
 
 
-def _config_file(config: RunConfig) -> Path | None:
-    """config.json in a local folder, or in the HF cache at the revision asked for (the layout that huggingface_hub documents)."""
-    folder = Path(config.model_name)
+def local_file(name: str, revision: str | None, file: str) -> Path | None:
+    """A file of a local folder, there or not, or of the HF cache at a revision (the layout that huggingface_hub documents)."""
+    folder = Path(name)
     if folder.is_dir():
-        return folder / "config.json"
+        return folder / file
     home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser() / f"models--{config.model_name.replace('/', '--')}"
-    revision = config.model_revision or "main"
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser() / f"models--{name.replace('/', '--')}"
+    revision = revision or "main"
     named = hub / "refs" / revision
     commit = named.read_text(encoding="utf-8").strip() if named.is_file() else revision
-    cached = hub / "snapshots" / commit / "config.json"
+    cached = hub / "snapshots" / commit / file
     return cached if cached.is_file() else None

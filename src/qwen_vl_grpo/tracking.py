@@ -131,16 +131,37 @@ def pictures(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
     return [[made[id(picture)] for picture in row] for row in rows]
 
 
-def log_pictures(shown: Mapping[str, Sequence[tuple[Path, str]]], step: int | None) -> None:
-    """Send pictures with their captions to W&B, under these names; without a step they belong to the last one that was logged."""
+def log_pictures(shown: Mapping[str, Sequence[tuple[Sequence[Path], str]]], step: int | None) -> None:
+    """Send pictures with their captions to W&B, under these names; without a step they belong to the last one that was logged.
+
+    The files of one caption become one picture, from left to right.
+    """
     if (run := _wandb()) is not None and shown:
         at = {} if step is None else {"train/global_step": step}
 
         def send() -> None:
             image = sys.modules["wandb"].Image
-            run.log({name: [image(str(path), caption=said) for path, said in pictures] for name, pictures in shown.items()} | at)
+            one = {name: [_shown(image, files, said) for files, said in pictures] for name, pictures in shown.items()}
+            run.log(one | at)
 
         forgiving("W&B", send)()
+
+
+def _shown(image: Any, files: Sequence[Path], said: str) -> Any:
+    """A kept file as it is, and several as one JPEG: W&B would write a PNG, which is ten times as large for a photograph."""
+    return image(str(files[0]), caption=said) if len(files) == 1 else image(beside(files), caption=said, file_type="jpg")
+
+
+def beside(files: Sequence[Path]) -> Any:
+    """Pictures in a row, each as large as fits into the widest and the highest of them: W&B lays a list out by the size of its first."""
+    from PIL import Image, ImageOps
+
+    found = [Image.open(file).convert("RGB") for file in files]
+    box = max(picture.width for picture in found), max(picture.height for picture in found)
+    row = Image.new("RGB", (box[0] * len(found), box[1]))
+    for place, picture in enumerate(found):
+        row.paste(ImageOps.pad(picture, box, color="white"), (place * box[0], 0))
+    return row
 
 
 def shrunken(picture: Any) -> Any:

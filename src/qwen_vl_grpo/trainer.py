@@ -14,10 +14,10 @@ import datasets
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
-from transformers import AutoModelForImageTextToText, TrainerState
+from transformers import TrainerState
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo import checkpoints, groups, tracking
+from qwen_vl_grpo import checkpoints, groups, processors, tracking
 from qwen_vl_grpo.correction import importance_weights, joined, statistics
 from qwen_vl_grpo.errors import DivergenceError, PolicyError, RegistryError
 from qwen_vl_grpo.pictures import OncePreprocessed, SharedRows, preprocessed_once, seen_once
@@ -38,7 +38,7 @@ class VisionGRPOTrainer(GRPOTrainer):
     """GRPO on pictures: tables that W&B accepts, no pictures sent between ranks, batches that mix pictures and text."""
 
     def __init__(self, *arguments: Any, correction: str = "sequence_mean", checkpoint_limit: int | None = None, **named: Any):
-        if named["processing_class"].tokenizer.padding_side != "left":  # trl#5785
+        if processors.tokenizer(named["processing_class"]).padding_side != "left":  # trl#5785
             raise PolicyError("the processor pads on the right, which puts picture types on padded places; set padding_side to left")
         super().__init__(*arguments, **named)
         self._table_images: list[Any] = []
@@ -46,6 +46,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         self._correction = correction
         self._checkpoint_limit = checkpoint_limit
         self._saving = self._resumed = False
+        self._level = torch.empty(0, dtype=torch.bool)
         self._to_weigh: dict[str, Any] | None = None
         self._gaps: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -69,6 +70,9 @@ class VisionGRPOTrainer(GRPOTrainer):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self.model.training:  # type: ignore[union-attr]
             size: Any = self.num_generations
+            self._gate_noise(rewards, size)
+            first = self.accelerator.process_index * len(prompts)
+            self._level = groups.level(rewards, self.reward_weights, size)[first : first + len(prompts)]
             told = groups.statistics(rewards, self.reward_weights, size) | groups.unique(completion_ids_list, size)
             for name, value in told.items():
                 self._metrics["train"][name].append(value)
@@ -77,10 +81,21 @@ class VisionGRPOTrainer(GRPOTrainer):
         completions[:] = [as_text(completion) for completion in completions]
         return rewards
 
+    def _gate_noise(self, rewards: torch.Tensor, size: int) -> None:
+        """Let no group teach that its judge's noise explains, for rewards that want it; in place, and after the gathering: a group may lie
+        on several ranks."""
+        functions: list[Any] = list(self.reward_funcs)
+        for column, function in enumerate(functions):
+            if times := getattr(function, "noise_gate", 0.0):
+                own = [math.nan if noise is None else noise for noise in function.noises]
+                noises: Any = self.accelerator.gather(torch.tensor(own, device=rewards.device))
+                rewards[:, column], share = groups.noise_gate(rewards[:, column], noises, size, times)
+                self._metrics["train"]["groups/gated"].append(share)
+
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """Preprocess each picture once, and leave the importance ratio to the loss: TRL reads every sample once more for it."""
-        training = self.model.training  # type: ignore[union-attr]
-        once = preprocessed_once(self.processing_class, not self.use_vllm) if training else nullcontext(self._pictures)
+        reads = self.model.training and processors.sees(self.processing_class)  # type: ignore[union-attr]
+        once = preprocessed_once(self.processing_class, not self.use_vllm) if reads else nullcontext(self._pictures)
         started, corrects = time.perf_counter(), self.vllm_importance_sampling_correction
         self.vllm_importance_sampling_correction = False
         try:
@@ -88,6 +103,8 @@ class VisionGRPOTrainer(GRPOTrainer):
                 output = super()._generate_and_score_completions(inputs)
         finally:
             self.vllm_importance_sampling_correction = corrects
+        if training and self.multi_objective_aggregation == "sum_then_normalize":
+            output["advantages"][self._level] = 0.0  # the mean of equal rewards is off by a rounding, which scaling makes about 1e-3
         self._metrics["train"]["rollouts/seconds/generate_and_score"].append(time.perf_counter() - started)
         return output
 
@@ -199,7 +216,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         model = model or self.model
         if isinstance(model, PeftModel) or self.is_fsdp_enabled or self.is_deepspeed_enabled:
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
-        saved = AutoModelForImageTextToText.from_pretrained(resume_from_checkpoint, dtype=model.dtype)
+        saved = type(model).from_pretrained(resume_from_checkpoint, dtype=model.dtype)
         model.load_state_dict(saved.state_dict())
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

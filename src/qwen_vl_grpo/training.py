@@ -25,6 +25,7 @@ from qwen_vl_grpo import (
     licences,
     parity,
     policy,
+    processors,
     proof,
     publishing,
     registry,
@@ -171,6 +172,8 @@ def _generator(config: RunConfig, trainer: VisionGRPOTrainer, processor: Any) ->
 
 def _card(config: RunConfig, prepared: Prepared) -> RunCard:
     task, rows, template = prepared.task, prepared.rows, str(prepared.processor.chat_template)
+    pixels = {"min_pixels": config.data.min_pixels, "max_pixels": config.data.max_pixels}
+    reads: dict[str, Any] = pixels if processors.sees(prepared.processor) else {"reads": "text"}
     return RunCard(
         run_id=config.run_id,
         demo=config.registry.demo,
@@ -189,8 +192,7 @@ def _card(config: RunConfig, prepared: Prepared) -> RunCard:
         versions=hardware.versions(),
         hardware=hardware.describe(hardware.detect()),
         system_prompt=config.task.system_prompt or task.system_prompt,
-        preprocessing={
-            "min_pixels": config.data.min_pixels, "max_pixels": config.data.max_pixels,
+        preprocessing=reads | {
             "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest(),
             "attn_implementation": policy.attention(config), "dtype": str(policy.weight_dtype(config)).removeprefix("torch."),
             "layers_recomputed": prepared.recomputed,

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from peft import PeftModel
 
-from qwen_vl_grpo import policy
+from qwen_vl_grpo import policy, processors
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import RegistryError
 from qwen_vl_grpo.interfaces import RunCard, Sample
 from qwen_vl_grpo.loading import Completion, Question, RunPolicy, finished, load
-from qwen_vl_grpo.rollouts import vision_token_ids
+from qwen_vl_grpo.rollouts import forbid_vision_tokens
 
 
 class TransformersBackend:
@@ -104,8 +104,8 @@ def generate(
     with evaluating(model):
         encoded = policy.encode(processor, samples).to(model.device)
         return encoded, model.generate(
-            **encoded, **how, max_new_tokens=max_new_tokens, suppress_tokens=vision_token_ids(processor),
-            eos_token_id=ends, pad_token_id=processor.tokenizer.pad_token_id,
+            **encoded, **how, **forbid_vision_tokens(processor, use_vllm=False), max_new_tokens=max_new_tokens,
+            eos_token_id=ends, pad_token_id=processors.tokenizer(processor).pad_token_id,
         )  # fmt: skip
 
 

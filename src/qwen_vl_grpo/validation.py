@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from trl.data_utils import prepare_multimodal_messages
 
-from qwen_vl_grpo import dataset, evaluation, policy, registry, rewards, splits, tasks, warmup
+from qwen_vl_grpo import dataset, evaluation, policy, processors, registry, rewards, splits, tasks, warmup
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError, RewardError
 from qwen_vl_grpo.interfaces import RewardFunction, Sample, Task
@@ -83,8 +82,7 @@ def _rendered(sample: Sample, processor: Any, config: RunConfig) -> Path:
     folder = registry.home() / "validated" / config.run_id
     folder.mkdir(parents=True, exist_ok=True)
     pictures = list(sample.images)
-    chat = prepare_multimodal_messages(sample.prompt, images=pictures)
-    text = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    text = processors.prompt_text(processor, sample.prompt, pictures)
     (folder / "prompt.txt").write_text(text, encoding="utf-8")
     for number, picture in enumerate(pictures):
         picture.save(folder / f"picture-{number}.png")

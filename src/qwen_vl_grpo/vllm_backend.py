@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from qwen_vl_grpo import policy
+from qwen_vl_grpo import policy, processors
 from qwen_vl_grpo.errors import EngineError, RegistryError
 from qwen_vl_grpo.loading import Completion, Question, RunPolicy, finished, positions, prompt_ids
-from qwen_vl_grpo.rollouts import check_prompts, collapse, engine_errors, forbid_vision_tokens, vision_token_ids
+from qwen_vl_grpo.processors import vision_token_ids
+from qwen_vl_grpo.rollouts import check_prompts, collapse, engine_errors, forbid_vision_tokens
 
 log = logging.getLogger("qwen_vl_grpo")
 
@@ -132,11 +133,11 @@ def engine_options(runs: Sequence[RunPolicy], most_images: int) -> dict[str, Any
         "model": first.base, "revision": first.revision, "seed": first.config.seed or 0,
         "dtype": str(policy.weight_dtype(first.config)).removeprefix("torch."), "enforce_eager": on_cpu, "use_tqdm_on_load": False,
         "max_model_len": own if None in asked else max(length for length in asked if length),
-        "limit_mm_per_prompt": {"image": max(1, most_images), "video": 0},
-        "mm_processor_kwargs": {
-            "min_pixels": min(run.config.data.min_pixels for run in runs), "max_pixels": max(run.config.data.max_pixels for run in runs),
-        },
     }  # fmt: skip
+    if processors.sees(first.processor):
+        least, most = min(run.config.data.min_pixels for run in runs), max(run.config.data.max_pixels for run in runs)
+        options["limit_mm_per_prompt"] = {"image": max(1, most_images), "video": 0}
+        options["mm_processor_kwargs"] = {"min_pixels": least, "max_pixels": most}
     if adapters:
         options |= lora_options(adapters, on_cpu)
     return options | {name: value for name, value in first.config.engine.items() if name != "max_model_len"}

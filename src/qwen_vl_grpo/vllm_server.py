@@ -153,7 +153,7 @@ def _faults(server: VLLMServer, config: RunConfig, options: Mapping[str, Any], c
         if limits.get(key) != wanted:
             yield f"its {key} is {limits.get(key, 'the one in the folder of the model')} and must be {wanted}"
     most = (pictures.get("limit_per_prompt") or {}).get("image", {"count": 999})
-    most, wanted = most["count"] if isinstance(most, dict) else most, options["limit_mm_per_prompt"]["image"]
+    most, wanted = most["count"] if isinstance(most, dict) else most, options.get("limit_mm_per_prompt", {"image": 0})["image"]
     if most < wanted:
         yield f"it takes {most} pictures a prompt and the data holds {wanted}"
 

@@ -11,6 +11,7 @@ from transformers import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
+from qwen_vl_grpo import processors
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.sections import WarmupSection
@@ -31,7 +32,7 @@ def run(model: Any, processor: Any, rows: datasets.Dataset, config: RunConfig, f
     assert section is not None
     check(rows, section)
     examples = rows.map(lambda row: {"completion": [{"role": "assistant", "content": row["target"]}]})
-    examples = examples.select_columns(["prompt", "completion", "images"])
+    examples = examples.select_columns(["prompt", "completion", *["images"] * processors.sees(processor)])
     on_gpu = torch.cuda.is_available()
     settings = SFTConfig(
         output_dir=str(folder),

@@ -278,10 +278,11 @@ def test_a_tag_that_points_at_no_commit_is_no_run(hub, node, refused, target):
     assert "no such run" in refused(node().grpo("runs", "show", "v1"))
 
 
-def test_a_token_in_the_config_is_not_published(hub, node, refused):
+@pytest.mark.parametrize("secret", [WRITER, "sk-proj-0123456789-0123456789_0123456789"])
+def test_a_token_in_the_config_is_not_published(hub, node, refused, secret):
     a = node()
     run_dir = a.keep("v1")
-    (run_dir / "config.yaml").write_text(f"trl: {{hub_token: {WRITER}}}\n")
+    (run_dir / "config.yaml").write_text(f"trl: {{hub_token: {secret}}}\n")
     assert "config.yaml: holds a token or key" in refused(a.grpo("publish", "v1"))
     assert hub.seen == []
 

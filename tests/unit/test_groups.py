@@ -30,3 +30,13 @@ def test_unique_completions_are_counted_inside_a_group():
 
 def test_a_group_that_other_processes_share_is_not_counted():
     assert groups.unique([[1], [2], [3]], 2) == {}
+
+
+def test_a_group_is_level_if_all_that_were_judged_earn_the_same():
+    rewards = torch.tensor([[0.6, NAN], [0.6, NAN], [NAN, NAN], [0.6, 0.0], [0.5, 0.0], [NAN, NAN], [NAN, NAN], [NAN, NAN], [NAN, NAN]])
+    assert groups.level(rewards, torch.tensor([0.3, 1.0]), 3).tolist() == [True] * 3 + [False] * 3 + [True] * 3
+
+
+def test_eight_equal_rewards_have_no_spread_though_their_standard_deviation_is_rounded():
+    assert torch.full((8,), 0.6).std() > 1e-8
+    assert groups.statistics(torch.full((8, 1), 0.6), torch.ones(1), 8)["groups/without_spread"] == 1

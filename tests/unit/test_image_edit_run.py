@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from PIL import Image
 
 from demo import edit_rows, tiny_qwen_image
 from demo.images import answer
@@ -43,11 +44,18 @@ def test_an_edit_is_judged_beside_its_source_and_a_replay_needs_neither_renderer
         parts = [step[f"judge/{name}"] for name in ("alignment", "identity", "quality")]
         assert step["judge/official"] == pytest.approx(sum(parts) / 3)
         assert step["judge/noise"] > 0
-    kept, _ = rendered_gallery.read(tmp_path / "runs/recorded")
+    folder = tmp_path / "runs/recorded"
+    kept, _ = rendered_gallery.read(folder)
     assert {line["kind"] for line in kept} == {"held-out", "best", "worst"}
+    assert all(len(line["sources"]) == 1 for line in kept)
+    for line in kept:
+        with Image.open(folder / line["sources"][0]) as source:
+            assert source.size == (112, 112), "as the policy sees it"
 
     (tmp_path / "pipeline/vae").rename(tmp_path / "gone")
     replayed, again = run("replayed", replay="only")
+    replay, _ = rendered_gallery.read(tmp_path / "runs/replayed")
+    assert [line["sources"] for line in replay] == [line["sources"] for line in kept]
     assert [step["reward"] for step in again] == [step["reward"] for step in steps]
     assert replayed.metrics["after"] == recorded.metrics["after"]
     assert "correct" not in recorded.metrics["after"]["greedy"]

@@ -429,11 +429,40 @@ def test_what_a_run_would_stumble_over_is_said_before_it_starts(server, monkeypa
     assert "lines" not in str(caught.value)
 
 
+def test_an_address_that_is_none_of_a_judge_is_told_before_the_start(server):
+    server.models = Response(raw=b"<html>", headers={"Content-Type": "text/html"})
+    with pytest.raises(JudgeError, match="tells no models; most addresses end with /v1"):
+        endpoint(server).check()
+    server.models = Response(raw=b'{"data": [')
+    with pytest.raises(JudgeError, match="no JSON"):
+        endpoint(server).check()
+
+
+def test_a_server_that_lists_no_models_is_asked_something(server):
+    server.models = Response(status=404)
+    endpoint(server).check()
+    assert server.asked[0].body["max_completion_tokens"] == 16
+    server.answer = lambda asked: Response(status=404, error={"message": "no such model"})
+    with pytest.raises(JudgeError, match="no such model"):
+        endpoint(server).check()
+
+
 def test_a_password_in_the_address_is_refused(monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "https://me:secret@gateway.example/v1")
     with pytest.raises(ConfigError, match="OPENAI_API_KEY") as caught:
         Endpoint(JudgeSection(name="complex_edit"))
     assert "secret@" not in str(caught.value)
+
+
+def test_no_key_goes_over_a_network_in_clear_text(server):
+    for call in (lambda asking: asking.check(), lambda asking: asking.ask(question())):
+        with pytest.raises(JudgeError, match="in clear text; use https"):
+            call(endpoint(server, base_url="http://judge.example:8000/v1"))
+
+
+def test_a_proxy_is_not_asked_for_a_server_on_this_machine(server, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert endpoint(server).ask(question())
 
 
 class Redness:
@@ -459,6 +488,16 @@ class Painter:
 
     def rest(self):
         pass
+
+
+def test_what_a_step_cost_is_logged(server):
+    server.answer = lambda asked: COUNTED
+    judge, metrics = Redness(endpoint(server, input_price=1000.0, output_price=2000.0)), {}
+    judge.figures = judge.asking.figures
+    scores(RenderedScores(Painter(), judge), [RenderRequest("a cat", "one", 0)], most_failures=0.25, log_metric=metrics.__setitem__)
+    assert metrics["judge/cost"] == pytest.approx(0.2)
+    assert (metrics["judge/requests"], metrics["judge/input_tokens"], metrics["judge/failures"]) == (1, 100, 0)
+    assert metrics["judge/latency"] > 0
 
 
 def test_the_key_is_told_nowhere(server, tmp_path, caplog, capfd, monkeypatch):

@@ -70,6 +70,8 @@ def test_importing_a_light_module_loads_no_heavy_library(name, tmp_path):
         ("validate", "--set", "num_generations=7"),
         ("prepare", "--set", "task.name=visual"),
         ("train", "--dry_run"),
+        ("train", "--dry_run", "--config", "configs/prompt_enhancement.yaml"),
+        ("train", "--dry_run", "--set", "judge.name=nobody"),
         ("plan",),
         ("plan", "--json", "--card", "24GB"),
         ("doctor", "--line"),

@@ -6,9 +6,9 @@ import huggingface_hub
 import peft
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig
 
-from demo.tiny_qwen import FAMILIES
+from demo.tiny_qwen import FAMILIES, TEXT_FAMILIES
 from qwen_vl_grpo import policy, shapes
 from qwen_vl_grpo.errors import PolicyError
 
@@ -35,6 +35,9 @@ LORA = {
 
 
 def described(family, tied=True, **text):
+    if family in TEXT_FAMILIES:
+        plain = SMALL | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+        return AutoConfig.for_model(family, tie_word_embeddings=tied, **plain | text)
     return AutoConfig.for_model(
         family, text_config=SMALL | {"rope_parameters": ROPE} | text, vision_config=TOWERS[family], tie_word_embeddings=tied
     )
@@ -43,7 +46,7 @@ def described(family, tied=True, **text):
 def built(config):
     """The real model without its memory."""
     with torch.device("meta"):
-        return AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
+        return policy.auto_class(config).from_config(config, dtype=torch.bfloat16)
 
 
 def by_part(model):
@@ -60,6 +63,10 @@ def test_the_kept_shapes_of_a_published_model_count_what_the_real_class_has(name
     family, text, vision = shapes.PUBLISHED[name]
     text = dict(zip(shapes.TEXT_KEYS, text, strict=True))
     tied = text.pop("tie_word_embeddings")
+    if family in TEXT_FAMILIES:
+        model = built(AutoConfig.for_model(family, tie_word_embeddings=tied, **text))
+        assert shapes.published(name).weights() == by_part(model)
+        return
     out = {"hidden_size" if family == "qwen2_vl" else "out_hidden_size": text["hidden_size"]}
     tower = {"hidden_size": 1280} | vision if family == "qwen2_5_vl" else vision
     model = built(
@@ -73,14 +80,20 @@ def test_the_kept_shapes_of_a_published_model_count_what_the_real_class_has(name
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [("Qwen/Qwen2.5-VL-3B-Instruct", 3.755), ("Qwen/Qwen2.5-VL-7B-Instruct", 8.292), ("Qwen/Qwen3-VL-8B-Thinking", 8.767)],
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", 7.616),
+        ("Qwen/Qwen3-4B-Instruct-2507", 4.022),
+        ("Qwen/Qwen2.5-VL-3B-Instruct", 3.755),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", 8.292),
+        ("Qwen/Qwen3-VL-8B-Thinking", 8.767),
+    ],
 )
 def test_a_published_model_has_the_weights_that_its_page_names(name, billions):
     assert round(shapes.published(name).total() / 1e9, 3) == billions
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *TEXT_FAMILIES])
 def test_the_count_is_that_of_the_real_class(family, tied):
     config = described(family, tied)
     known, model = shapes.read(config.to_dict(), "a test"), built(config)
@@ -107,7 +120,7 @@ def test_tied_embeddings_named_in_the_language_part_alone_are_tied():
 
 
 @pytest.mark.parametrize("settings", LORA)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *TEXT_FAMILIES])
 def test_the_adapter_has_the_weights_that_peft_makes(family, settings, config_of):
     lora = config_of(lora=LORA[settings]).lora
     config = described(family)
@@ -139,13 +152,13 @@ def test_four_bits_are_counted_as_bitsandbytes_stores_them(config_of):
         assert shapes._nf4_bytes(rows * columns) == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *TEXT_FAMILIES])
 def test_four_bits_hold_the_language_layers_and_nothing_else(family, config_of):
     config = described(family, tied=False)
     known, lora = shapes.read(config.to_dict(), "a test"), config_of(lora={"quantization": "4bit"}).lora
     matrices, others = [], 0
     for name, weight in built(config).named_parameters():
-        if "language_model.layers" in name and weight.ndim == 2:
+        if ".layers." in name and weight.ndim == 2:
             matrices.append(weight.numel())
         else:
             others += weight.numel()
@@ -154,10 +167,10 @@ def test_four_bits_hold_the_language_layers_and_nothing_else(family, config_of):
     assert known.base_bytes(config_of().lora, 2) == 2 * known.total()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *TEXT_FAMILIES])
 def test_the_config_of_a_local_checkpoint_is_read(family, checkpoint, config_of):
     known = shapes.of(config_of(model_name=checkpoint(family)))
-    model = AutoModelForImageTextToText.from_pretrained(checkpoint(family))
+    model = policy.load_model(config_of(model_name=checkpoint(family)))
     assert known.total() == sum(weight.numel() for weight in model.parameters())
     assert known.source.startswith("config.json of ")
 

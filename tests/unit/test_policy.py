@@ -1,6 +1,7 @@
 """Covers the policy: which weights learn, in which type, and which checkpoints and processors are refused or mended."""
 
 import importlib.util
+import shutil
 
 import peft
 import pytest
@@ -8,9 +9,10 @@ import torch
 from PIL import Image
 from transformers import AutoProcessor, LlamaConfig
 
-from demo.tiny_qwen import FAMILIES
-from qwen_vl_grpo import policy
-from qwen_vl_grpo.errors import PolicyError
+from demo.tiny_qwen import FAMILIES, TEXT_FAMILIES
+from qwen_vl_grpo import dataset, policy, processors, rollouts
+from qwen_vl_grpo.errors import DataError, PolicyError
+from qwen_vl_grpo.interfaces import Sample
 
 LANGUAGE = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
@@ -32,7 +34,7 @@ def adapted(model, config):
     return {name.split(".lora_A")[0] for name, weight in tuned.named_parameters() if weight.requires_grad and "lora_A" in name}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *TEXT_FAMILIES])
 def test_an_adapter_sits_on_every_language_layer_and_nowhere_else(load, family):
     names = adapted(*load(family))
     assert {name.split(".layers.")[1] for name in names} == {
@@ -44,7 +46,7 @@ def test_an_adapter_sits_on_every_language_layer_and_nowhere_else(load, family):
         )
         for kind in kinds
     }
-    assert all("language_model" in name for name in names)
+    assert all("language_model" in name for name in names) == (family in FAMILIES)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -95,7 +97,9 @@ def test_weights_are_of_the_type_that_the_config_asks_for(load):
 
 def test_a_model_of_another_family_is_refused_with_those_that_learn(config_of, tmp_path):
     LlamaConfig().save_pretrained(tmp_path)
-    with pytest.raises(PolicyError, match="is of the family llama; the families that learn here are qwen2_vl, qwen2_5_vl, qwen3_vl"):
+    with pytest.raises(
+        PolicyError, match="is of the family llama; the families that learn here are qwen2_vl, qwen2_5_vl, qwen3_vl, qwen2, qwen3"
+    ):
         policy.load_model(config_of(model_name=str(tmp_path)))
 
 
@@ -103,6 +107,36 @@ def test_a_processor_without_pictures_is_refused(config_of, checkpoint, tmp_path
     AutoProcessor.from_pretrained(checkpoint("qwen2_5_vl")).tokenizer.save_pretrained(tmp_path)
     with pytest.raises(PolicyError, match=r"has no picture processor|its processor cannot be loaded"):
         policy.load_processor(config_of(model_name=str(tmp_path)))
+
+
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
+def test_a_text_only_policy_reads_with_its_tokenizer_alone(config_of, checkpoint, family):
+    config = config_of(model_name=checkpoint(family))
+    processor = policy.load_processor(config)
+    assert not processors.sees(processor) and processors.tokenizer(processor) is processor
+    assert processor.padding_side == "left"
+    short, long = (Sample("", [{"role": "user", "content": text}], [], "") for text in ("a cat", "a cat on a red wheel"))
+    encoded = policy.encode(processor, [short, long])
+    rows = policy.unpadded(encoded)
+    assert rows[1] == policy.encode(processor, [long])["input_ids"][0].tolist()
+    assert processor.decode(rows[0]).endswith("<|im_start|>user\na cat<|im_end|>\n<|im_start|>assistant\n")
+    assert policy.load_model(config)(**encoded).logits.isfinite().all()
+    assert rollouts.forbid_vision_tokens(processor, use_vllm=True) == rollouts.forbid_vision_tokens(processor, use_vllm=False) == {}
+
+
+def test_a_text_only_policy_is_refused_where_it_would_have_to_see(config_of, checkpoint):
+    config = config_of(model_name=checkpoint("qwen2"), lora={"vision": True})
+    with pytest.raises(PolicyError, match=r"^lora.vision: .* is a text-only model and has no vision tower; set it to false$"):
+        policy.check(config)
+    with pytest.raises(DataError, match=r"has a picture, and .* reads text alone; ask without it"):
+        dataset.fit(Image.new("RGB", (56, 56)), policy.load_processor(config), config)
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused(config_of, checkpoint, tmp_path):
+    shutil.copytree(checkpoint("qwen2"), tmp_path / "base")
+    (tmp_path / "base/chat_template.jinja").unlink()
+    with pytest.raises(PolicyError, match="has no chat template, so nothing can be asked; take an -Instruct checkpoint"):
+        policy.load_processor(config_of(model_name=str(tmp_path / "base")))
 
 
 @pytest.mark.parametrize("loader", [policy.load_processor, policy.load_model])

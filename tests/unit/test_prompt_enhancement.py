@@ -134,7 +134,7 @@ def test_a_row_may_have_a_size_of_its_own(reward):
         ({"judge": {"name": "clap"}}, ConfigError, "there is no judge 'clap'; take clip or complex_edit or mmmg"),
         ({"renderer": {"model": "nowhere/to/be/found"}}, RenderError, "there is no such folder here"),
         ({"placement": {"renderer": "cuda:5"}}, HardwareError, "placement.renderer: there is no cuda:5 here"),
-        ({"placement": {"judge": "gpu"}}, HardwareError, "placement.judge: 'gpu' is no device"),
+        ({"placement": {"judge": "gpu"}}, ConfigError, "placement.judge: 'gpu' is no device"),
         ({"judge": {"replay": "only", "cache": "nowhere.sqlite"}}, JudgeError, "there is no recording nowhere.sqlite"),
     ],
 )

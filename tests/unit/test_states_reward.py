@@ -9,7 +9,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from demo import tiny_qwen_image
-from qwen_vl_grpo import tasks
+from qwen_vl_grpo import rendered_gallery, tasks
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.images.embeddings import PolicyEncoder, Turn
 from qwen_vl_grpo.rendered_reward import StatesReward
@@ -153,6 +153,16 @@ def test_an_edit_begins_from_the_rows_picture_which_is_known_by_its_pixels(made,
     assert scores[0] == scores[1] != scores[2]
     assert [request.sources[0].image for request in drawn] == [red, blue]
     assert drawn[0].rubric == "x"
+
+
+def test_a_gallery_shows_the_source_also_of_a_completion_without_a_word(made, tmp_path):
+    reward = made("qwen_image_edit")
+    red, blue = (Image.new("RGB", (64, 64), colour) for colour in ("red", "blue"))
+    with tiny_qwen_image.small_sources():
+        reward(completions=said("", "a"), original_prompt=["Make it green."] * 2, images=[[red], [blue]], moment="before")
+    lines, _ = rendered_gallery.read(reward._config.run_dir)
+    shown = [Image.open(reward._config.run_dir / line["sources"][0]).convert("RGB").getpixel((0, 0)) for line in lines]
+    assert (shown, lines[0]["picture"]) == ([(255, 0, 0), (0, 0, 255)], None)
 
 
 def test_a_policy_that_the_transformer_cannot_read_is_refused_before_anything_is_loaded(made, checkpoint):

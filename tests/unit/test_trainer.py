@@ -92,6 +92,23 @@ def test_upstream_still_keeps_nested_prompts_in_its_table(trainer_of, tmp_path):
     assert not isinstance(table["prompt"][0], str)
 
 
+def equal(completions, **_):
+    return [0.6] * len(completions)
+
+
+def test_a_group_of_equal_rewards_teaches_nothing_at_all(trainer_of):
+    trainer = trainer_of("qwen2_5_vl", rows(1), equal, num_generations=8, scale_rewards="group")
+    trainer.train()
+    assert trainer.state.log_history[0]["grad_norm"] == 0
+
+
+def test_upstream_still_learns_from_equal_rewards(trainer_of):
+    """When this fails, upstream has mended it: remove VisionGRPOTrainer._level."""
+    trainer = published(trainer_of("qwen2_5_vl", rows(1), equal, num_generations=8, scale_rewards="group"))
+    trainer.train()
+    assert trainer.state.log_history[0]["grad_norm"] > 0
+
+
 def test_a_processor_that_pads_on_the_right_is_refused(checkpoint, config_of, tmp_path):
     config = config_of(model_name=checkpoint("qwen2_5_vl"), **SMALL)
     processor = policy.load_processor(config)

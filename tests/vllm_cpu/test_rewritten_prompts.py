@@ -1,6 +1,8 @@
-"""Covers a task without pictures in its prompts: rollouts of rewritten prompts are the policy's own, and drawn and judged."""
+"""Covers a task without pictures in its prompts, for a Qwen-VL and a text-only Qwen: rollouts are the policy's own, drawn and judged."""
 
 import json
+
+import pytest
 
 from qwen_vl_grpo import parity
 
@@ -28,13 +30,14 @@ def critic(section):
 """
 
 
-def test_three_steps_on_text_alone(trainer_of, tmp_path):
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2"])
+def test_three_steps_on_text_alone(trainer_of, tmp_path, family):
     (tmp_path / "parts.py").write_text(PARTS)
     (tmp_path / "prompts.txt").write_text("".join(f"a cat with {number} hats\n" for number in range(8)))
     parts = {part: {"name": f"{tmp_path}/parts.py:{name}"} for part, name in (("renderer", "painter"), ("judge", "critic"))}
     parts["judge"]["cache"] = str(tmp_path / "judgements.sqlite")
     trainer, samples = trainer_of(
-        "qwen2_vl", dataset_name=str(tmp_path / "prompts.txt"), data={}, rewards=[], task={"name": "prompt_enhancement"}, **parts
+        family, dataset_name=str(tmp_path / "prompts.txt"), data={}, rewards=[], task={"name": "prompt_enhancement"}, **parts
     )
     assert not any(list(sample.images) for sample in samples)
     assert parity.check(trainer, samples, "before the first step")["parity/text"] < 1e-5

@@ -34,6 +34,10 @@ class AskingJudge(ABC):
         """Raise JudgeError if the endpoint cannot be asked: no key, no answer, or no such model."""
         self.endpoint.check()
 
+    def figures(self) -> dict[str, float]:
+        """What asking has cost so far, and how it went since the last call (Endpoint.figures)."""
+        return self.endpoint.figures()
+
     def judge(self, pictures: Sequence[tuple[RenderRequest, Image]]) -> list[Judgement | JudgeError]:
         """Score pictures one by one; raises BudgetError if nothing may be spent any more."""
         said: list[Judgement | JudgeError] = []

@@ -66,17 +66,18 @@ class Endpoint:
             raise JudgeError(
                 "OPENAI_API_KEY is not set, and the judge needs it: write it into .env, or name a server of your own with judge.base_url"
             )
-        import openai
-
         try:
-            models = [model.id for model in self._client.models.list().data]
-        except openai.OpenAIError as error:
-            failure = meaning(error, self._section.timeout, self._told)
-            if failure.status == 404:
-                return  # not every server lists its models
+            try:
+                models = self._models()
+            except Failure as failure:
+                if failure.status != 404:
+                    raise
+                self._send(Question("", ("Are you there?",), max_tokens=16), 1)  # not every server lists its models
+                return
+            if self._section.model not in models:
+                raise Failure(f"there is no such model; it has {', '.join(models[:5])}")
+        except Failure as failure:
             raise JudgeError(f"{self._named}: {failure}", failure.passing) from None
-        if models and self._section.model not in models:
-            raise JudgeError(f"{self._named}: there is no such model; it has {', '.join(models[:5])}")
 
     def ask(self, question: Question) -> list[Reply]:
         """The answers to a question: `question.votes` of them, or at least one where the others failed to the end.
@@ -158,6 +159,20 @@ class Endpoint:
             raise Failure("its response holds no answer", passing=True)
         return choices
 
+    def _models(self) -> list[str]:
+        """What the server lists; raises Failure."""
+        import openai
+
+        try:
+            listed = self._client.models.list().data
+        except AttributeError:  # the client stumbles over a page of HTML
+            listed = None
+        except (openai.OpenAIError, ValueError) as error:
+            raise meaning(error, self._section.timeout, self._told) from None
+        if not isinstance(listed, list):
+            raise Failure("it tells no models; most addresses end with /v1")
+        return [str(getattr(model, "id", None)) for model in listed]
+
     def _arguments(self, question: Question, count: int) -> dict[str, Any]:
         import openai
 
@@ -181,17 +196,19 @@ class Endpoint:
     def _client(self) -> OpenAI:
         if not all(33 <= ord(letter) < 127 for letter in self._key):  # the client would tell it in an error
             raise JudgeError("OPENAI_API_KEY holds characters that no key has; write it into .env again")
+        near = urlsplit(self._url).hostname in LOOPBACK
+        if self._key and not near and self._url.startswith("http:"):
+            raise JudgeError(f"{self._named}: would get OPENAI_API_KEY in clear text; use https or a tunnel, or unset it")
         with self._lock:
             if self._loaded is None:
                 import openai  # half a second, and a replay needs none of it
 
-                near = urlsplit(self._url).hostname in LOOPBACK  # no proxy is asked that the environment names for the Hub
                 self._loaded = openai.OpenAI(
                     api_key=self._key or "EMPTY",  # what a server without keys is told
                     base_url=self._url,
                     timeout=openai.Timeout(self._section.timeout, connect=10.0),
                     max_retries=0,
-                    http_client=openai.DefaultHttpxClient(trust_env=False) if near else None,
+                    http_client=openai.DefaultHttpxClient(trust_env=False) if near else None,  # no proxy named for the Hub is asked
                 )
         return self._loaded
 

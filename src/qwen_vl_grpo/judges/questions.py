@@ -23,8 +23,8 @@ CONTENT = (
 """Ends the system text of every question that shows a picture: what the policy paints must not grade itself."""
 VERSION = 1
 """Of CONTENT and of how messages and pictures are put. Raise it when they change, or old judgements would be taken for new ones."""
-KEPT = 256
-"""Encoded pictures that are remembered: more than a step has sources, and at most a few hundred MB."""
+KEPT = 64
+"""Encoded pictures that are remembered: more than a group has, and at most 200 MB of PNG at 1,024 pixels a side."""
 QUALITY = 95
 
 

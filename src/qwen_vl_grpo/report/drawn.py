@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qwen_vl_grpo import rendered_gallery
@@ -27,25 +27,33 @@ class Drawn:
     completion: str
     picture: str | None
     verdict: str
+    sources: list[str | None] = field(default_factory=list)
+    """The pictures that it begins from, where the strip does not show them; None for one that is not there any more."""
 
 
 @dataclass
 class Strip:
-    """Completions in a row, by number of the run."""
+    """Completions in a row, by number of the run, and the pictures that all of them begin from."""
 
     title: str
+    sources: list[str | None] = field(default_factory=list)
     runs: dict[int, list[Drawn]] = field(default_factory=dict)
 
 
 def held_out(runs: Sequence[Run]) -> list[Strip]:
-    """A strip for each of the first held-out prompts."""
-    strips: dict[str, Strip] = {}
+    """A strip for each of the first held-out prompts; one prompt for two pictures is two."""
+    strips: dict[tuple[str, ...], Strip] = {}
     for index, run in enumerate(runs):
-        lines = [line for line in run.drawn if line["kind"] == "held-out"]
-        for original in dict.fromkeys(line["original"] for line in lines):
-            if original in strips or len(strips) < PROMPTS:
-                found = _spread([line for line in lines if line["original"] == original], MOMENTS)
-                strips.setdefault(original, Strip(original)).runs[index] = [_drawn(run, line) for line in found]
+        asked: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for line in run.drawn:
+            if line["kind"] == "held-out":
+                asked.setdefault((line["original"], *line["sources"]), []).append(line)
+        for key, lines in asked.items():
+            if key in strips or len(strips) < PROMPTS:
+                strip = strips.setdefault(key, Strip(key[0]))
+                if not any(strip.sources):
+                    strip.sources = _sources(run, key[1:])
+                strip.runs[index] = [_drawn(run, line) for line in _spread(lines, MOMENTS)]
     return list(strips.values())
 
 
@@ -56,7 +64,7 @@ def extremes(runs: Sequence[Run]) -> list[Strip]:
         strip = Strip(f"The {kind} of a step")
         for index, run in enumerate(runs):
             if lines := _spread([line for line in run.drawn if line["kind"] == kind], STEPS):
-                strip.runs[index] = [_drawn(run, line) for line in lines]
+                strip.runs[index] = [replace(_drawn(run, line), sources=_sources(run, line["sources"])) for line in lines]
         strips += [strip] * bool(strip.runs)
     return strips
 
@@ -70,3 +78,8 @@ def _spread(lines: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
 def _drawn(run: Run, line: dict[str, Any]) -> Drawn:
     shown, _ = pictures_of(run.folder, [line["picture"]] if line["picture"] else [])
     return Drawn(line["moment"], line["original"], line["completion"][:LONGEST], next(iter(shown), None), rendered_gallery.verdict(line))
+
+
+def _sources(run: Run, names: Sequence[str]) -> list[str | None]:
+    shown, missing = pictures_of(run.folder, list(names))
+    return [*shown, *[None] * len(missing)]

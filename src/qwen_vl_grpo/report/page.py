@@ -55,6 +55,9 @@ def page(told: Comparison) -> str:
         since=told.since,
         pictures=told.pictures,
         extremes=told.extremes,
+        edited=any(
+            strip.sources or any(one.sources for drawn in strip.runs.values() for one in drawn) for strip in told.pictures + told.extremes
+        ),
         differences=told.differences,
         same=told.same,
         notes=told.notes,

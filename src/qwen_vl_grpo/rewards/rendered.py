@@ -176,6 +176,8 @@ def scores(
                 figures[f"rendered/{name}_latency"] = statistics.median(seconds)
         for name in {name for outcome in judged for name in outcome.details}:
             figures[f"judge/{name}"] = statistics.fmean(outcome.details[name] for outcome in judged if name in outcome.details)
+        if told := getattr(score.judge, "figures", None):
+            figures |= {f"judge/{name}": value for name, value in told().items()}
         for name, value in figures.items():
             log_metric(name, value)
     if len(failed) > most_failures * len(asked):

@@ -1,0 +1,49 @@
+"""What benchmarks/rendered_rows.py found, as Markdown: python -m benchmarks.rendered_page [FOLDER of the JSON files]"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+PEAKS = ("allocated at most, GiB", "in use at most, GiB")
+
+
+def page(rows: Sequence[dict[str, Any]]) -> str:
+    """Tables of what was found, one for each row."""
+    return "\n\n".join(map(table, rows)) + "\n"
+
+
+def table(row: dict[str, Any]) -> str:
+    """Seconds and memory of each phase, and what was found beside the steps."""
+    settings = row["settings"]
+    size = f"{settings['side']}x{settings['side']} in {settings['denoising']} denoising steps"
+    work = f"{row['completions']} completions of {row['tokens']} tokens, {row['pictures a step']} pictures of {size}"
+    versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+    lines = [
+        f"### {row['row']}: {row['cards']} x {row['card']}, {row['date']}",
+        "",
+        f"{work}; medians of {max(1, len(row['steps']) - 1)} steps. {versions}.",
+        "",
+        "| phase | seconds | torch's peak, GiB | card's peak, GiB |",
+        "|---|---:|---:|---:|",
+    ]
+    for phase, seconds in row["seconds a step"].items():
+        peaks = (most(row[kind] if phase == "whole" else {phase: row[kind].get(phase, {})}) for kind in PEAKS)
+        lines.append(f"| {phase} | {seconds:.2f} | {' | '.join(peaks)} |")
+    beside = {"weights, GiB": row["weights, GiB"], "judge alone, seconds": row["judge alone, seconds"]} | row.get("renderer", {})
+    beside |= {"memory as documented": row["documented"]} if "documented" in row else {}
+    return "\n".join([*lines, "", *(f"- {name}: {value}" for name, value in beside.items())])
+
+
+def most(phases: dict[str, dict[str, float]]) -> str:
+    """The most that any card held; a dash where nobody looked."""
+    held = [gib for cards in phases.values() for gib in cards.values()]
+    return f"{max(held):.1f}" if held else "-"
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("outputs/gpu/rows")
+    print(page([json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("rendered-*.json"))]))
