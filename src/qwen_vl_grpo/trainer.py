@@ -46,7 +46,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         self._correction = correction
         self._checkpoint_limit = checkpoint_limit
         self._saving = self._resumed = False
-        self._level = torch.empty(0, dtype=torch.bool)
+        self._level: torch.Tensor | None = None
         self._to_weigh: dict[str, Any] | None = None
         self._gaps: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -70,9 +70,9 @@ class VisionGRPOTrainer(GRPOTrainer):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self.model.training:  # type: ignore[union-attr]
             size: Any = self.num_generations
-            self._gate_noise(rewards, size)
-            first = self.accelerator.process_index * len(prompts)
-            self._level = groups.level(rewards, self.reward_weights, size)[first : first + len(prompts)]
+            if self._gate_noise(rewards, size):
+                first = self.accelerator.process_index * len(prompts)
+                self._level = groups.level(rewards, self.reward_weights, size)[first : first + len(prompts)]
             told = groups.statistics(rewards, self.reward_weights, size) | groups.unique(completion_ids_list, size)
             for name, value in told.items():
                 self._metrics["train"][name].append(value)
@@ -81,9 +81,9 @@ class VisionGRPOTrainer(GRPOTrainer):
         completions[:] = [as_text(completion) for completion in completions]
         return rewards
 
-    def _gate_noise(self, rewards: torch.Tensor, size: int) -> None:
-        """Let no group teach that its judge's noise explains, for rewards that want it; in place, and after the gathering: a group may lie
-        on several ranks."""
+    def _gate_noise(self, rewards: torch.Tensor, size: int) -> bool:
+        """Let no group teach that its judge's noise explains, and say whether a reward wants that; in place, and after the gathering: a
+        group may lie on several ranks."""
         functions: list[Any] = list(self.reward_funcs)
         for column, function in enumerate(functions):
             if times := getattr(function, "noise_gate", 0.0):
@@ -91,6 +91,7 @@ class VisionGRPOTrainer(GRPOTrainer):
                 noises: Any = self.accelerator.gather(torch.tensor(own, device=rewards.device))
                 rewards[:, column], share = groups.noise_gate(rewards[:, column], noises, size, times)
                 self._metrics["train"]["groups/gated"].append(share)
+        return any(getattr(function, "noise_gate", 0.0) for function in functions)
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """Preprocess each picture once, and leave the importance ratio to the loss: TRL reads every sample once more for it."""
@@ -103,8 +104,9 @@ class VisionGRPOTrainer(GRPOTrainer):
                 output = super()._generate_and_score_completions(inputs)
         finally:
             self.vllm_importance_sampling_correction = corrects
-        if training and self.multi_objective_aggregation == "sum_then_normalize":
+        if self._level is not None and self.multi_objective_aggregation == "sum_then_normalize":
             output["advantages"][self._level] = 0.0  # the mean of equal rewards is off by a rounding, which scaling makes about 1e-3
+        self._level = None
         self._metrics["train"]["rollouts/seconds/generate_and_score"].append(time.perf_counter() - started)
         return output
 
