@@ -170,7 +170,7 @@ def records(backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], how
     asked: dict[int, tuple[Item, Record, float]] = {}
 
     def questions() -> Iterator[Question]:
-        for item, opened in _ahead(lambda item: _open(item, how), items):
+        for item, opened in _ahead(lambda item: opened_of(item, how), items):
             seen = _seen(item, opened, how)
             for run in group:
                 if key_of(run, item, how) in answered:
@@ -193,7 +193,8 @@ def records(backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], how
     yield from at_fault
 
 
-def _open(item: Item, how: How) -> list[fetching.Picture] | DataError:
+def opened_of(item: Item, how: How) -> list[fetching.Picture] | DataError:
+    """An item's pictures, or what is wrong with it."""
     try:
         if item.error:
             raise DataError(item.error)

@@ -81,6 +81,9 @@ class Task:
     ask several questions, or none that is wanted. `data.limit` then counts questions. None reads each row as it is."""
     subsets: Callable[[Any], Sequence[str]] | None = None
     """Which configurations of a Hub data set the `data` section asks for, for a set that is split into several."""
+    states: Literal["qwen_image", "qwen_image_edit"] | None = None
+    """The pipeline in whose template a renderer of the user's own sees the policy's states; None for completions that are not drawn, or
+    drawn from their words."""
 
 
 class Generate(Protocol):

@@ -34,6 +34,15 @@ def build(rendering: RendererSection, judging: JudgeSection, placing: PlacementS
     return RenderedScores(generator, judge_, cache, replay_only=only)
 
 
+def by_hand(rendering: RendererSection, judging: JudgeSection) -> RenderedScores:
+    """The same without a memory, for people who try a run on this machine; whether the judge is there is for the caller to see.
+
+    Raises ConfigError, RenderError or HardwareError.
+    """
+    places = placement.devices(PlacementSection())
+    return RenderedScores(_generator(rendering, places["renderer"], True), _judge(judging, places["judge"], False))
+
+
 GENERATORS = {
     "sd3": "images.sd3:StableDiffusion3",
     "qwen_image": "images.qwen_image:QwenImage",

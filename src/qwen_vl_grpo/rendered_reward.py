@@ -7,14 +7,14 @@ None for a completion that is empty, and for one that could not be drawn or judg
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from qwen_vl_grpo import answers, placement, rendered_parts
+from qwen_vl_grpo import answers, placement, policy_states, rendered_parts
 from qwen_vl_grpo.images import width
-from qwen_vl_grpo.interfaces import Conditioning, Judgement, RenderRequest, Source
+from qwen_vl_grpo.interfaces import Judgement, RenderRequest, Source
+from qwen_vl_grpo.policy_states import PolicyStates
 from qwen_vl_grpo.rendered_gallery import Entry, RenderedGallery
 from qwen_vl_grpo.rendered_sections import PlacementSection, RendererSection
 from qwen_vl_grpo.rewards.rendered import scores, seed_of
@@ -24,12 +24,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from qwen_vl_grpo.config import RunConfig
-    from qwen_vl_grpo.images.embeddings import Encoded, Kind, PolicyEncoder
+    from qwen_vl_grpo.images.embeddings import Kind
 
 Log = Callable[..., Any] | None
-
-NEGATIVES = 64
-"""Encodings of the negative prompt that are kept, one for each picture that is edited."""
 
 
 class RenderedReward:
@@ -121,33 +118,24 @@ class StatesReward(RenderedReward):
             width.check(config)
         super().__init__(config, lambda text: answers.without_end(text).strip())
         self._kind: Any = kind if own else self._rendering.name
-        self._encoder: PolicyEncoder | None = None
-        self._ends: set[int] = set()
-        self._tokenizer: Any = None
-        self._frozen = config.lora.enabled
-        self._negatives: dict[tuple[Source, ...], Conditioning] = {}
+        self._states: PolicyStates | None = None
         self._sources: dict[int, tuple[Image, Source]] = {}
 
     def hold(self, model: Any, processor: Any) -> None:
         """Take the policy, as the trainer holds it: adapters that learn are seen as they are at each call."""
-        from qwen_vl_grpo.images.embeddings import PolicyEncoder
-
-        self._encoder = PolicyEncoder(self._kind, model, processor)
-        self._tokenizer = processor.tokenizer
-        ends = self._tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
-        self._ends = {self._tokenizer.eos_token_id, self._tokenizer.pad_token_id, *ends}
+        self._states = PolicyStates(self._kind, model, processor, self._rendering.negative_prompt, frozen=self._config.lora.enabled)
         generator: Any = self._score.generator
         if hasattr(generator, "negative"):
-            generator.negative = self._negative
+            generator.negative = self._states.negative
 
     def _requests(
         self, words: Sequence[str], prompts: Sequence[str], columns: Mapping[str, Any], log_metric: Log
     ) -> list[RenderRequest | None]:
+        assert self._states is not None, "hold() gives the policy"
         started = time.perf_counter()
-        ids = columns.get("completion_ids") or self._tokenizer(list(words), add_special_tokens=False)["input_ids"]
         self._sources.clear()  # pictures are known by their place in memory, which is another row's once they are gone
         sources = self._pictures(columns, len(words))
-        encoded = self._encode(prompts, [self._cut(row) for row in ids], sources)
+        encoded = self._states.encode(prompts, words, sources, columns.get("completion_ids"))
         if log_metric is not None:
             figures = {
                 "rendered/embed_seconds": time.perf_counter() - started,
@@ -170,36 +158,10 @@ class StatesReward(RenderedReward):
         """The row's pictures, which are to be edited."""
         return [tuple(map(self._source, row or ())) for row in columns.get("images") or [()] * count]
 
-    def _encode(self, prompts: Sequence[str], ids: Sequence[tuple[int, ...]], sources: Sequence[tuple[Source, ...]]) -> list[Encoded]:
-        from qwen_vl_grpo.images.embeddings import Turn
-
-        assert self._encoder is not None, "hold() gives the policy"
-        return self._encoder.encode(list(map(Turn, prompts, ids, sources)))
-
-    def _negative(self, requests: Sequence[RenderRequest]) -> list[Conditioning]:
-        """The negative prompt beside each request's pictures, as the base model encodes it; a policy that learns whole has no other."""
-        from qwen_vl_grpo.images.embeddings import Turn
-
-        assert self._encoder is not None, "hold() gives the policy"
-        found = self._negatives if self._frozen else {}
-        wanted = list(dict.fromkeys(request.sources for request in requests if request.sources not in found))
-        turns = [Turn(self._rendering.negative_prompt, (), sources) for sources in wanted]
-        found |= zip(wanted, (one.conditioning for one in self._encoder.encode(turns, adapters=False)), strict=True)
-        negatives = [found[request.sources] for request in requests]
-        while len(found) > NEGATIVES:
-            found.pop(next(iter(found)))
-        return negatives
-
-    def _cut(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """A completion without the token that ended it, and what follows that."""
-        end = next((place for place, token in enumerate(ids) if token in self._ends), len(ids))
-        return tuple(ids[:end])
-
     def _source(self, image: Image) -> Source:
         """A picture by the hash of its pixels, taken once for all completions of a row."""
         if id(image) not in self._sources:
-            digest = hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
-            self._sources[id(image)] = (image, Source(digest, image))
+            self._sources[id(image)] = (image, policy_states.source(image))
         return self._sources[id(image)][1]
 
 

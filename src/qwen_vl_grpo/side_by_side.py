@@ -6,18 +6,19 @@ The runs that were asked last stay in memory, since a person asks again. Where a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen_vl_grpo import answering, loading, policy, registry, rendered_gallery, rendered_parts
-from qwen_vl_grpo.interfaces import RenderRequest, RunCard
+from qwen_vl_grpo import answering, drawn_answers, loading, policy, registry
+from qwen_vl_grpo.drawn_answers import DrawnAnswers
+from qwen_vl_grpo.errors import DataError
+from qwen_vl_grpo.interfaces import RunCard
 from qwen_vl_grpo.items import Item
 from qwen_vl_grpo.journal import Record
 from qwen_vl_grpo.loading import RunPolicy
-from qwen_vl_grpo.rendered_sections import JudgeSection, PlacementSection, RendererSection
-from qwen_vl_grpo.rewards.rendered import RenderedScores, seed_of
 from qwen_vl_grpo.transformers_backend import TransformersBackend
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Side:
             return f"not asked: {self.record['error']}"
         graded = [f"quality {self.record['quality']:.0f} / 5"] if "quality" in self.record else []
         formed = "well-formed" if self.record["well_formed"] else "not well-formed"
-        return ", ".join([self.verdict or formed, *graded, f"{self.record['completion_tokens']} tokens"])
+        return "; ".join([self.verdict or formed, *graded, f"{self.record['completion_tokens']} tokens"])
 
 
 @dataclass(frozen=True)
@@ -86,23 +87,32 @@ class SideBySide:
         self._found = {card.run_id: (card, run_dir) for card, run_dir in found}
         self._loaded: list[tuple[Any, list[RunPolicy]]] = []
         self._picked: list[str] = []
-        self._scores: dict[str, RenderedScores] = {}
+        self._drawing = DrawnAnswers()
 
     @property
     def run_ids(self) -> list[str]:
         return list(self._found)
 
     def ask(self, run_ids: Sequence[str], items: Sequence[Item], how: answering.How) -> Iterator[tuple[Item, list[Pair]]]:
-        """Each question with the answers of the runs, in their order; raises the typed error of a run or a renderer that cannot be had."""
+        """Each question, its pictures opened, with the answers of the runs, in their order.
+
+        Raises the typed error of a run or a renderer that cannot be had.
+        """
         self._load(list(run_ids))
+        self._drawing.look_again()
         for start in range(0, len(items), AT_ONCE):
-            part = items[start : start + AT_ONCE]
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                part = list(pool.map(lambda item: _opened(item, how), items[start : start + AT_ONCE]))
             sides: dict[tuple[str, bool, str], Side] = {}
             for backend, group in self._loaded:
                 for tuned in (False, True):
                     asked = [run for run in group if isinstance(run, BasePolicy) != tuned]
                     made = list(answering.records(backend, asked, part, how)) if asked else []
-                    sides |= {(record["run_id"], tuned, record["item"]): side for record, side in zip(made, self._seen(made), strict=True)}
+                    for run in asked:
+                        own = [record for record in made if record["run_id"] == run.run_id]
+                        backend.take(run)
+                        seen = self._seen(run, backend.model, own, part)
+                        sides |= {(run.run_id, tuned, record["item"]): side for record, side in zip(own, seen, strict=True)}
             for item in part:
                 yield item, [Pair(name, sides[name, False, item.id], sides[name, True, item.id]) for name in run_ids]
 
@@ -110,9 +120,10 @@ class SideBySide:
         if run_ids == self._picked:
             return
         self._picked = []
+        tuned = [loading.load(*self._found[name]) for name in run_ids]
+        self._drawing.only(tuned)
         while self._loaded:
             self._loaded.pop()[0].close()
-        tuned = [loading.load(*self._found[name]) for name in run_ids]
         policies = [side for run in tuned for side in (run, BasePolicy(run.card, run.run_dir, run.config))]
         for group in loading.groups(policies):
             backend = TransformersBackend(group, AT_ONCE)
@@ -122,22 +133,17 @@ class SideBySide:
                     backend.check(run, answering.canary(run))
         self._picked = run_ids
 
-    def _seen(self, made: Sequence[Record]) -> list[Side]:
-        """Draw and judge the answers of runs that learned so; the judgements are not kept, since one from the cache has no picture."""
-        sides = []
-        for record in made:
-            config = next(run.config for _, group in self._loaded for run in group if run.run_id == record["run_id"])
-            if record["error"] is not None or config.task.name != "prompt_enhancement":
-                sides.append(Side(record))
-                continue
-            if not record["answer"]:
-                sides.append(Side(record, verdict="no score: there was nothing to draw"))
-                continue
-            if record["run_id"] not in self._scores:
-                judging = (config.judge or JudgeSection()).model_copy(update={"replay": "off"})
-                self._scores[record["run_id"]] = rendered_parts.build(config.renderer or RendererSection(), judging, PlacementSection())
-            request = RenderRequest(record["prompt"], record["answer"], seed_of(config.seed, record["prompt"]))
-            rendered = self._scores[record["run_id"]]([request])
-            said = rendered_gallery.Entry(record["prompt"], record["answer"], request, rendered.outcomes[0], None).said
-            sides.append(Side(record, rendered.pictures.get(request), rendered_gallery.verdict(said)))
-        return sides
+    def _seen(self, run: RunPolicy, model: Any, made: Sequence[Record], items: Sequence[Item]) -> list[Side]:
+        """The answers of a run, drawn where the run learned so."""
+        if not drawn_answers.is_drawn(run):
+            return list(map(Side, made))
+        pictures = {item.id: [picture.image for picture in item.opened or ()] for item in items}
+        asked = [(record, pictures[record["item"]]) for record in made if record["error"] is None]
+        drawn = iter(self._drawing.draw(run, model, asked))
+        return [Side(record) if record["error"] is not None else Side(record, (one := next(drawn)).picture, one.verdict) for record in made]
+
+
+def _opened(item: Item, how: answering.How) -> Item:
+    """An item with its pictures, which are asked with, shown and edited; or with what is wrong with them."""
+    found = answering.opened_of(item, how)
+    return replace(item, error=str(found)) if isinstance(found, DataError) else replace(item, opened=found)

@@ -18,6 +18,7 @@ from jinja2 import Environment
 from qwen_vl_grpo import answering, fetching, items
 from qwen_vl_grpo.errors import ConfigError, DataError, GrpoError
 from qwen_vl_grpo.items import Item
+from qwen_vl_grpo.rewards.rendered import KEPT_SIDE
 from qwen_vl_grpo.side_by_side import Pair, SideBySide
 
 MOST = 64
@@ -34,6 +35,7 @@ STYLE = """
 """
 ANSWERS = Environment(autoescape=True).from_string("""
 {% for item, pairs in asked %}<section class="beside"><h3>{{ item.prompt }}</h3>
+{% for given in item.opened or () %}<img src="{{ data(given.image) }}" alt="What was asked about">{% endfor %}
 {% for pair in pairs %}<h4>{{ pair.run_id }}</h4><div class="sides">
 {% for name, side in (("base", pair.base), ("tuned", pair.tuned)) %}<figure class="{{ name }}"><figcaption>{{ name }}</figcaption>
 {% if side.picture %}<img src="{{ data(side.picture) }}" alt="What was drawn for the answer of {{ name }}">{% endif %}
@@ -131,8 +133,10 @@ def page(runs: SideBySide) -> Any:
 
 
 def _data(picture: Any) -> str:
+    small = picture.copy()
+    small.thumbnail((KEPT_SIDE, KEPT_SIDE))
     file = io.BytesIO()
-    picture.save(file, "PNG")
+    small.save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 

@@ -46,7 +46,7 @@ class TransformersBackend:
 
     def check(self, run: RunPolicy, canary: Question) -> float:
         """How far the run's adapter moves the log-probabilities of a canary's next token; raises RegistryError if not at all."""
-        self._take(run)
+        self.take(run)
         encoded = policy.encode(run.processor, [canary.sample]).to(self.model.device)
         with evaluating(self.model):
             own = torch.log_softmax(self.model(**encoded).logits[0, -1].float(), -1)
@@ -65,7 +65,7 @@ class TransformersBackend:
             for question in window:
                 alike[question.run, question.temperature, question.max_new_tokens].append(question)
             for (run, temperature, longest), batch in alike.items():
-                self._take(run)
+                self.take(run)
                 for start in range(0, len(batch), self._batch_size):
                     part = batch[start : start + self._batch_size]
                     samples = [question.sample for question in part]
@@ -75,7 +75,8 @@ class TransformersBackend:
                     for question, ids, length in zip(part, rows, lengths, strict=True):
                         yield question, finished(ids, run.ends, length)
 
-    def _take(self, run: RunPolicy) -> None:
+    def take(self, run: RunPolicy) -> None:
+        """Let the model be this run's: its adapter alone is on, and none for a base."""
         layers: Any = getattr(self.model, "base_model", None)
         if run in self._names:
             layers.enable_adapter_layers()

@@ -120,7 +120,7 @@ def test_guidance_leads_away_from_what_the_base_makes_of_the_negative_prompt(mad
     reward = made(renderer=section)
     (guided,) = reward(completions=said("a blue dog"), original_prompt=[PROMPT])
     assert guided != made()(completions=said("a blue dog"), original_prompt=[PROMPT])[0]
-    (kept,) = reward._negatives.values()
+    (kept,) = reward._states._negatives.values()
     (own,) = PolicyEncoder("qwen_image", *policy).encode([Turn(" ")], adapters=False)
     assert kept == own.conditioning
 

@@ -35,6 +35,7 @@ material, and how it fits into the light and perspective of the rest. Change not
 and brief: at most 200 words."""
 
 LEVELS = range(1, 9)
+STATES = "qwen_image_edit"
 GUESSES = ("instruction", "edit_instruction", "prompt", "question")
 """Columns tried in this order where `data.columns.question` does not say."""
 
@@ -43,9 +44,18 @@ def build(mode: Mode = "strict") -> Task:
     if mode == "documented":
         raise ConfigError("task.mode: documented is for visual_reasoning, which has published rewards; remove it")
     rewards = (("rendered_reward", 1.0),)
-    own = {"rendered_reward": partial(StatesReward, kind="qwen_image_edit")}
+    own = {"rendered_reward": partial(StatesReward, kind=STATES)}
     return Task(
-        "image_edit", SYSTEM_PROMPT, rewards, read_row, drawn.judge, own_rewards=own, told=drawn.told, shown=drawn.shown, arrange=arrange
+        "image_edit",
+        SYSTEM_PROMPT,
+        rewards,
+        read_row,
+        drawn.judge,
+        own_rewards=own,
+        told=drawn.told,
+        shown=drawn.shown,
+        arrange=arrange,
+        states=STATES,
     )
 
 

@@ -38,6 +38,7 @@ part of what, what causes or comes before what. Then say precisely what the pict
 colour, each arrow with its two ends, and each label word for word. Show nothing that does not belong there. Be concrete and brief: at \
 most 250 words."""
 
+STATES = "qwen_image"
 PROMPTS = ("prompt", "question", "text", "caption")
 GRAPHS = ("Knowledge_Graph", "Visual Components", "knowledge_graph", "rubric")
 """Columns tried in this order where `data.columns` does not say."""
@@ -52,7 +53,7 @@ def build(mode: Mode = "strict") -> Task:
     if mode == "documented":
         raise ConfigError("task.mode: documented is for visual_reasoning, which has published rewards; remove it")
     rewards = (("rendered_reward", 1.0),)
-    own = {"rendered_reward": partial(StatesReward, kind="qwen_image")}
+    own = {"rendered_reward": partial(StatesReward, kind=STATES)}
     return Task(
         "text_to_image",
         SYSTEM_PROMPT,
@@ -64,6 +65,7 @@ def build(mode: Mode = "strict") -> Task:
         shown=drawn.shown,
         arrange=arrange,
         subsets=subsets,
+        states=STATES,
     )
 
 

@@ -1,0 +1,73 @@
+"""What a renderer of Option C sees: the states that the policy, as it is at each call, makes of completions and of the negative prompt."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from qwen_vl_grpo.interfaces import Conditioning, RenderRequest, Source
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from qwen_vl_grpo.images.embeddings import Encoded, Kind
+
+NEGATIVES = 64
+"""Encodings of the negative prompt that are kept, one for each picture that is edited."""
+
+
+class PolicyStates:
+    """The encoder of images/embeddings.py, given text and pictures instead of turns.
+
+    `frozen` says that the weights below the adapters never change, so that what they made of the negative prompt is kept.
+    """
+
+    def __init__(self, kind: Kind, model: Any, processor: Any, negative_prompt: str, frozen: bool):
+        from qwen_vl_grpo.images.embeddings import PolicyEncoder  # heavy, and a replay of words needs none of it
+
+        self._encoder = PolicyEncoder(kind, model, processor)
+        self._tokenizer = processor.tokenizer
+        ends = self._tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+        self._ends = {self._tokenizer.eos_token_id, self._tokenizer.pad_token_id, *ends}
+        self._negative_prompt, self._frozen = negative_prompt, frozen
+        self._negatives: dict[tuple[Source, ...], Conditioning] = {}
+
+    def encode(
+        self,
+        prompts: Sequence[str],
+        words: Sequence[str],
+        sources: Sequence[tuple[Source, ...]],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+    ) -> list[Encoded]:
+        """The states of each completion: of the ids that were sampled, or where they are not known of its words.
+
+        Raises DataError for a number of pictures that the renderer does not take.
+        """
+        from qwen_vl_grpo.images.embeddings import Turn
+
+        ids: Any = completion_ids or self._tokenizer(list(words), add_special_tokens=False)["input_ids"]
+        return self._encoder.encode(list(map(Turn, prompts, map(self._cut, ids), sources)))
+
+    def negative(self, requests: Sequence[RenderRequest]) -> list[Conditioning]:
+        """The negative prompt beside each request's pictures, as the base model encodes it; a policy that learns whole has no other."""
+        from qwen_vl_grpo.images.embeddings import Turn
+
+        found = self._negatives if self._frozen else {}
+        wanted = list(dict.fromkeys(request.sources for request in requests if request.sources not in found))
+        turns = [Turn(self._negative_prompt, (), sources) for sources in wanted]
+        found |= zip(wanted, (one.conditioning for one in self._encoder.encode(turns, adapters=False)), strict=True)
+        negatives = [found[request.sources] for request in requests]
+        while len(found) > NEGATIVES:
+            found.pop(next(iter(found)))
+        return negatives
+
+    def _cut(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """A completion without the token that ended it, and what follows that."""
+        end = next((place for place, token in enumerate(ids) if token in self._ends), len(ids))
+        return tuple(ids[:end])
+
+
+def source(image: Image) -> Source:
+    """A picture by the hash of its pixels."""
+    return Source(hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest(), image)
