@@ -164,6 +164,11 @@ class JudgeSection(Section):
             return {"model": ENDPOINT_MODEL} | given
         return given
 
+    @field_validator("replay", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, given: Any) -> Any:
+        return "off" if given is False else given  # which is what YAML reads `off` as
+
     @model_validator(mode="after")
     def _weights_of_something(self) -> JudgeSection:
         if min(self.weights.values(), default=0) < 0 or not 0 < sum(self.weights.values()) < float("inf"):

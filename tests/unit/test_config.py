@@ -170,3 +170,7 @@ def test_gradient_checkpointing_names_its_choices(config_of, chosen):
 def test_gradient_checkpointing_keeps_a_number_apart_from_a_yes(config_of, chosen):
     kept = config_of(gradient_checkpointing=chosen).gradient_checkpointing
     assert (type(kept), kept) == (type(chosen), chosen)
+
+
+def test_a_replay_that_is_off_needs_no_quotes(write_yaml):
+    assert configs.load(write_yaml("run_id: unit\njudge: {replay: off}\n")).judge.replay == "off"
