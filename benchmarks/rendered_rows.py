@@ -176,8 +176,8 @@ def follow(phases: Phases, trainer: Any, reward: Any, drawn: list[RenderRequest]
     """Name the phases of a step; what a reward does beside them is waiting for the judge."""
     phases.follow(trainer, "_generate", "generate")
     phases.follow(trainer, "_calculate_rewards", "judge")
-    if hasattr(reward, "_encode"):
-        phases.follow(reward, "_encode", "embed")
+    if states := getattr(reward, "_states", None):
+        phases.follow(states, "encode", "embed")
     render = reward._score.generator.render
 
     def kept(requests: Sequence[RenderRequest]) -> Any:

@@ -6,7 +6,6 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
@@ -21,6 +20,7 @@ from demo.judge_server import Answer, JudgeServer, Response, plausible
 from qwen_vl_grpo.errors import BudgetError, ConfigError, JudgeError
 from qwen_vl_grpo.interfaces import Judgement, RenderRequest, Source
 from qwen_vl_grpo.judges import endpoint as module
+from qwen_vl_grpo.judges import limits
 from qwen_vl_grpo.judges.cache import JudgementCache
 from qwen_vl_grpo.judges.endpoint import Endpoint, Question
 from qwen_vl_grpo.judges.failures import asked_to_wait
@@ -38,6 +38,26 @@ COUNTED = Response((Answer(GOOD),), usage={"prompt_tokens": 100, "completion_tok
 class Score(BaseModel):
     reason: str
     score: Literal["0", "5", "10"]
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    passed = 0.0
+
+    def monotonic(self):
+        return 1000.0 + self.passed
+
+    def sleep(self, seconds):
+        self.passed += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of the limits and the breaker."""
+    made = Clock()
+    monkeypatch.setattr(limits, "time", made)
+    return made
 
 
 @pytest.fixture(autouse=True)
@@ -175,11 +195,11 @@ def test_an_answer_that_is_none_is_asked_for_again_and_never_a_score(server, sai
 
 
 def test_a_judge_that_hangs_is_waited_for_no_longer_than_the_timeout(server):
-    server.answer = lambda asked: Response(seconds=3)
+    server.answer = lambda asked: Response(seconds=60)
     started = time.perf_counter()
     error = failure(server, timeout=0.3, attempts=2)
     assert "did not answer within 0.3 s, after 2 attempts" in str(error) and error.passing
-    assert time.perf_counter() - started < 2.5
+    assert time.perf_counter() - started < 30
 
 
 @pytest.mark.parametrize(
@@ -204,7 +224,7 @@ def test_retry_after_is_honoured(server):
     server.answer = in_turn(Response(status=429, headers={"Retry-After": "0.5"}), GOOD)
     started = time.perf_counter()
     endpoint(server).ask(question())
-    assert 0.5 <= time.perf_counter() - started < 2
+    assert time.perf_counter() - started >= 0.5
 
 
 def test_a_server_that_asks_for_an_hour_has_failed(server):
@@ -271,29 +291,19 @@ def test_no_more_requests_than_allowed_are_under_way(server):
 
 
 def test_no_window_holds_more_than_the_limit_and_threads_share_it():
-    limit, moments, lock = RateLimit(5, window=0.4), [], threading.Lock()
-
-    def take(_):
-        limit.take(1)
-        with lock:
-            moments.append(time.monotonic())
-
+    limit = RateLimit(5, window=0.4)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(take, range(15)))
-    moments.sort()
-    assert all(later - earlier > 0.35 for earlier, later in zip(moments, moments[5:], strict=False))
-    assert moments[-1] - moments[0] < 2
+        moments = sorted(taken[0] for taken in pool.map(limit.take, [1] * 15))
+    assert all(later - earlier >= 0.4 for earlier, later in zip(moments, moments[5:], strict=False))
 
 
-def test_tokens_are_taken_by_an_estimate_and_corrected_by_what_they_were():
+def test_tokens_are_taken_by_an_estimate_and_corrected_by_what_they_were(clock):
     limit = RateLimit(100, window=0.5)
-    taken = limit.take(90)
-    limit.correct(taken, 10)
-    started = time.monotonic()
+    limit.correct(limit.take(90), 10)
     limit.take(90)
-    assert time.monotonic() - started < 0.3
+    assert clock.passed == 0
     limit.take(1000)  # more than is ever allowed: alone, instead of never
-    assert 0.4 < time.monotonic() - started < 2
+    assert clock.passed == pytest.approx(0.5)
 
 
 def test_processes_share_the_limits(server, monkeypatch):
@@ -303,35 +313,32 @@ def test_processes_share_the_limits(server, monkeypatch):
     assert endpoint(server)._requests._limit is None
 
 
-def test_requests_wait_for_the_limits(server, monkeypatch):
+def test_requests_wait_for_the_limits(server, clock, monkeypatch):
     server.answer = lambda asked: COUNTED
     asking = endpoint(server, requests_per_minute=2, tokens_per_minute=100_000)
     monkeypatch.setattr(asking._requests, "_window", 0.5)
-    started = time.perf_counter()
     for _ in range(3):
         asking.ask(question())
-    assert time.perf_counter() - started > 0.45
+    assert clock.passed == pytest.approx(0.5)
     assert sum(taken[1] for taken in asking._tokens._taken) == 3 * 150  # what the server counted, in place of the estimates
 
 
-def test_a_judge_that_is_down_is_left_alone_and_tried_once(server):
+def test_a_judge_that_is_down_is_left_alone_and_tried_once(server, clock):
     server.answer = lambda asked: Response(status=500)
     asking = endpoint(server, breaker_failures=4, breaker_pause=0.5, attempts=2)
     for _ in range(2):
         with pytest.raises(JudgeError, match="500"):
             asking.ask(question())
-    started = time.perf_counter()
     for _ in range(20):
         with pytest.raises(JudgeError, match="is not asked, since 4 requests in a row had no answer; the last: it answers Error code: 500"):
             asking.ask(question())
-    assert time.perf_counter() - started < 0.4
     assert len(server.asked) == 4
-    time.sleep(0.5)
+    clock.sleep(0.5)
     with pytest.raises(JudgeError):
         asking.ask(question())
     assert len(server.asked) == 5  # one that tried, and its second attempt was not let through
     server.answer = lambda asked: GOOD
-    time.sleep(0.55)
+    clock.sleep(0.55)
     with ThreadPoolExecutor(4) as pool:
         assert asking.ask(question())
         assert len(list(pool.map(lambda _: asking.ask(question()), range(4)))) == 4
