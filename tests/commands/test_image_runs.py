@@ -52,7 +52,8 @@ def test_a_judge_that_breaks_on_the_way_ends_the_run_and_no_score_is_made_up(wor
     assert workshop.card("broken-off")["state"] == "failed"
 
 
-def test_a_missing_key_is_said_before_anything_is_loaded(workshop, drawn, refused):
+def test_a_missing_key_is_said_before_anything_is_loaded(workshop, drawn, refused, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     said = refused(workshop.train("keyless", **drawn))
     assert "OPENAI_API_KEY is not set, and the judge needs it" in said
     assert not workshop.run_dir("keyless").exists()
