@@ -56,9 +56,8 @@ def wandb_run(folder: Path, mode: str, **named: Any) -> Any:
     return wandb.init(dir=str(folder), mode=mode, **named)  # type: ignore[arg-type]
 
 
-@contextlib.contextmanager
-def bounded(longer: float = 15.0) -> Iterator[None]:
-    """Let W&B finish in WANDB_FINISH_TIMEOUT and `longer` seconds, or take its process away, which it says as an error.
+def finish(run: Any, longer: float = 15.0, **how: Any) -> None:
+    """Let a W&B run finish in WANDB_FINISH_TIMEOUT and `longer` seconds, or take its process away, which wandb says as an error.
 
     Its own limit does not hold for an artifact that was on its way when the service went: that is tried again for ever (wandb 0.31).
     """
@@ -68,7 +67,7 @@ def bounded(longer: float = 15.0) -> Iterator[None]:
     if limit > 0:  # 0 waits for ever
         timer.start()
     try:
-        yield
+        run.finish(**how)
     finally:
         timer.cancel()
 
