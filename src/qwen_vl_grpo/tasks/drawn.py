@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from qwen_vl_grpo import answers
 from qwen_vl_grpo.errors import DataError
@@ -16,11 +16,8 @@ from qwen_vl_grpo.interfaces import Message, Sample, Task, Verdict
 from qwen_vl_grpo.rendered_reward import StatesReward
 from qwen_vl_grpo.sections import ColumnName, DataSection
 
-if TYPE_CHECKING:
-    from qwen_vl_grpo.images.embeddings import Kind
 
-
-def task(name: str, system_prompt: str, states: Kind, **own: Any) -> Task:
+def task(name: str, system_prompt: str, states: Literal["qwen_image", "qwen_image_edit"], **own: Any) -> Task:
     """A task whose renderer sees the policy's own states, by the template of the pipeline `states`; `own` is its way to read rows."""
     made: Any = partial(StatesReward, kind=states)
     rewards, own_rewards = (("rendered_reward", 1.0),), {"rendered_reward": made}
