@@ -1,0 +1,35 @@
+"""The format of the tasks on clips: `<think>…</think> <answer>…</answer>`, as documented and without its holes."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from qwen_vl_grpo import answers
+from qwen_vl_grpo.rewards.xml import texts
+
+TAGS_PAY, ORDER_PAYS = 0.3, 0.4
+"""For each pair of tags, and for their order; the documented values."""
+_THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
+_ANSWER = re.compile(r"<answer>.*?</answer>", re.DOTALL)
+
+
+def video_format_reward_func(completions: Sequence[Any], **_: Any) -> list[float | None]:
+    """0.3 for a think block, 0.3 for an answer block, 0.4 if the first of the one ends before the first of the other begins."""
+    return [_documented(text) for text in texts(completions)]
+
+
+def think_format_reward(completions: Sequence[Any], **_: Any) -> list[float | None]:
+    """0.3 for each pair of tags that stands once and in order, 0.4 if the completion is the two blocks and nothing else."""
+    return [_strict(answers.without_end(text)) for text in texts(completions)]
+
+
+def _documented(text: str) -> float:
+    think, answer = _THINK.search(text), _ANSWER.search(text)
+    ordered = think is not None and answer is not None and think.end() <= answer.start()
+    return round(TAGS_PAY * (bool(think) + bool(answer)) + ORDER_PAYS * ordered, 4)
+
+
+def _strict(text: str) -> float:
+    pairs = (answers.THINK_TAGS[:2], answers.THINK_TAGS[2:])
+    once = [text.count(first) == text.count(last) == 1 and text.index(first) < text.index(last) for first, last in pairs]
+    return round(TAGS_PAY * sum(once) + ORDER_PAYS * (answers.thought_answer(text) is not None), 4)
