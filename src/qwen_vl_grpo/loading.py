@@ -114,6 +114,7 @@ class Question:
     sample: Sample
     max_new_tokens: int
     temperature: float
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True)

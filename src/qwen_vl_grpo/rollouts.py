@@ -187,15 +187,18 @@ class FaithfulGeneration(VLLMGeneration):
         }  # fmt: skip
         return given | self.generation_kwargs
 
-    def sample(self, prompts: list[list[int]], images: list[Any] | None, count: int, temperature: float) -> list[list[list[int]]]:
+    def sample(
+        self, prompts: list[list[int]], images: list[Any] | None, count: int, temperature: float, top_p: float = 1.0
+    ) -> list[list[list[int]]]:
         """Answer prompts outside training, `count` times each, at another temperature (0 is greedy); returns token ids."""
         repeated = [ids for ids in prompts for _ in range(count)]
         pictures = [row for row in images for _ in range(count)] if images and any(images) else None
-        trained_at, self.temperature = self.temperature, temperature
+        trained_at = self.temperature, self.top_p
+        self.temperature, self.top_p = temperature, top_p
         try:
             completions = self.generate(repeated, pictures, count)[1]
         finally:
-            self.temperature = trained_at
+            self.temperature, self.top_p = trained_at
         return [completions[i : i + count] for i in range(0, len(completions), count)]
 
     def drawn(self, prompts: list[list[int]], seed: int) -> list[list[int]]:

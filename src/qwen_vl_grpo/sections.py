@@ -187,6 +187,10 @@ class EvaluationSection(Section):
     """How many held-out rows the evaluations during training use."""
     samples: int = Field(default=4, ge=1)
     """Sampled completions for each held-out row, beside one greedy completion."""
+    temperature: float | None = Field(default=None, gt=0)
+    """Sampling temperature of these; none takes the one of the rollouts."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample these from the likeliest tokens that make up this share; rollouts always sample from all tokens."""
     blind: bool = True
     """After training, also answer with a white picture: a policy that looks falls to chance."""
     without_adapter: bool = False
