@@ -22,7 +22,8 @@ PAGE = """\
 # Reward logic
 {notice}
 `task.mode` chooses the rewards of a run that lists none. `strict` is the default; `documented` pays what the published functions pay, for
-comparison. A list under `rewards:` goes before both, and may name any of these.
+comparison. A list under `rewards:` goes before both, and may name any of these. The rewards of clips are in
+[reward_logic_video.md](reward_logic_video.md).
 
 | reward | range | weight, documented | weight, strict | it pays |
 |---|---|---|---|---|

@@ -35,7 +35,7 @@ from qwen_vl_grpo import (
     warmup,
 )
 from qwen_vl_grpo.config import TRL_KEYS, RunConfig, arithmetic
-from qwen_vl_grpo.errors import ConfigError
+from qwen_vl_grpo.errors import ConfigError, DataError
 from qwen_vl_grpo.footprint import Prompt
 from qwen_vl_grpo.interfaces import RewardFunction, Sample, Task
 from qwen_vl_grpo.ledger import Bar, Ledger
@@ -74,6 +74,7 @@ def prepare(config: RunConfig, resume: bool = False) -> Prepared:
     grpo_config(config, processor, weights, config.run_dir)
     parts = splits.load(config, task, processor)
     rows, held_out = parts.train, dataset.to_samples(parts.held_out) if parts.held_out else []
+    refuse_blind_rows(config, rows)
     warmup_rows = None
     if config.warmup is not None:
         warmup_rows = dataset.load(config, task, processor, config.warmup.dataset_name, config.warmup.dataset_split)
@@ -88,6 +89,17 @@ def prepare(config: RunConfig, resume: bool = False) -> Prepared:
     if config.use_vllm and config.vllm_mode == "server":
         vllm_server.check(config, engine_options(config, prepared), longest + config.max_completion_length)
     return prepared
+
+
+def refuse_blind_rows(config: RunConfig, rows: Any) -> None:
+    """Raise DataError for a row without picture or clip where the language model is frozen: nothing that learns has seen it."""
+    seen = [rows[name] for name in ("picture_ids", "videos") if name in rows.column_names]
+    blind = [ident for ident, *shown in zip(rows["id"], *seen, strict=True) if not any(shown)]
+    if blind and not config.lora.language:
+        raise DataError(
+            f"{config.dataset_name}: {len(blind)} rows show nothing (first id: {blind[0]}), and lora.language: false trains what sees "
+            "alone; leave them out, or let the language model learn"
+        )
 
 
 def layers_to_recompute(config: RunConfig, longest: int, machine: hardware.Hardware, memory: float | None) -> int:
