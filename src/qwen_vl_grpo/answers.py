@@ -15,7 +15,7 @@ TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 THINK_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _THOUGHT = re.compile(r"\s*<think>.*?</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 _BLOCKS = re.compile(r"<reasoning>\n.*?\n</reasoning>\n<answer>\n(.*?)\n</answer>\n?", re.DOTALL)
-_END = re.compile(r"(?:\s*(?:<\|im_end\|>|<\|endoftext\|>))+\s*\Z")
+_END = re.compile(r"(?<!\s)(?:\s*(?:<\|im_end\|>|<\|endoftext\|>))+\s*\Z")
 _LETTER = re.compile(r"(?:(?:option|choice)\s*)?(?:\(([a-z])\)|([a-z])(?=[).:]|\Z))[).:]?\s*(.*)", re.DOTALL | re.IGNORECASE)
 
 
