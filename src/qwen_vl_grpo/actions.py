@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 _NUMBER = re.compile(r"\(([0-9]{1,3})\)")
+_MARKS = " .,;:"
 
 
 def offered(question: str) -> list[str]:
@@ -26,7 +27,7 @@ def offered(question: str) -> list[str]:
         if int(number) == 1:
             runs.append([])
         if runs and int(number) == len(runs[-1]) + 1:
-            runs[-1].append(re.split(r"[\n<]|[.;?]\s", text)[0].strip(" \t.,;:"))
+            runs[-1].append(re.split(r"[\n<]|[.;?]\s", text)[0].strip().strip(_MARKS))
     return max(runs, key=len, default=[])
 
 
@@ -54,5 +55,6 @@ def overlap(one: AbstractSet[str], other: AbstractSet[str]) -> float:
 
 
 def _plain(name: str) -> str:
-    """A name without its case, its spacing and what stands between it and the next number."""
-    return re.sub(r"(?:[\s.,;:]|(?<!\S)(?:and|&))+\Z", "", " ".join(name.split()).casefold())
+    """A name without its case, its spacing and what stands between it and the numbers beside it."""
+    name = " ".join(name.split()).casefold().strip(_MARKS)
+    return re.sub(r"(?:^| )(?:and|&)$", "", name).rstrip(_MARKS)

@@ -83,6 +83,7 @@ class How:
     shown: Container[str] = ()
     """Ids of the items whose pictures are kept beside the answers, for people who compare runs later."""
     top_p: float = 1.0
+    """Sample from the likeliest tokens that make up this share."""
 
 
 def ask(

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 Segment = tuple[float, float]
 """Start and end, in seconds."""
 
+LONGEST = 2000
+"""Characters of an answer; what is longer is none, and not worth the time."""
 _SECONDS = r"([0-9]{1,6}(?:\.[0-9]{0,6})?)\s*(?:s|sec|seconds)?"
 _SEGMENT = re.compile(rf"{_SECONDS}\s*(?:to|-|\u2013)\s*{_SECONDS}", re.IGNORECASE)
 _BETWEEN = re.compile(r"\s*(?:[,;]\s*(?:and\s)?|\sand\s|\n)\s*", re.IGNORECASE)
@@ -19,6 +21,8 @@ def read(text: str) -> list[Segment] | None:
 
     A segment of no length is read, and counts for nothing in `overlap`.
     """
+    if len(text) > LONGEST:
+        return None
     matches = [_SEGMENT.fullmatch(part) for part in _BETWEEN.split(text.strip().rstrip("."))]
     if not all(matches):
         return None

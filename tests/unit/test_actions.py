@@ -3,6 +3,13 @@
 import pytest
 
 from qwen_vl_grpo import actions, answers
+from qwen_vl_grpo.rewards import (
+    actions_reward,
+    segments_reward,
+    think_format_reward,
+    video_accuracy_reward_func,
+    video_format_reward_func,
+)
 
 OFFERED = ["reach (left)", "grasp", "place"]
 
@@ -51,3 +58,12 @@ def test_an_answer_behind_a_thought_is_read_whatever_stands_between(between):
     completion = f"<think>a\nb</think>{between}<answer> (1) </answer><|im_end|>"
     assert answers.thought_answer(completion) == "(1)"
     assert answers.parts(completion) == ("a\nb", "(1)")
+
+
+@pytest.mark.parametrize("flood", ["<think>", "<answer>", "(1)", ". ", " ", "and ", "1 to 2,", "</think><think>\n"])
+def test_no_completion_holds_up_a_step(flood):
+    """What takes the square of the length of such a text would not come to an end here."""
+    flood = flood * 100_000 + "x"
+    for text in (flood, f"<think>.</think> <answer>{flood}</answer>"):
+        for reward in (video_format_reward_func, video_accuracy_reward_func, think_format_reward, actions_reward, segments_reward):
+            assert 0 <= reward(completions=[text], answer=["(1) (2)"], choices=[["a", "b"]])[0] <= 1

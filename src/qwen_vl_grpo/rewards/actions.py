@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from qwen_vl_grpo import actions, answers
+from qwen_vl_grpo.rewards.think import first_block
 from qwen_vl_grpo.rewards.xml import texts
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _NUMBER = re.compile(r"\((\d+)\)")
 
 
@@ -31,8 +31,8 @@ def score(completion: str, gold: str, choices: Sequence[str] = ()) -> float:
 
 
 def _documented(text: str, gold: str) -> float:
-    block = _ANSWER.search(text)
+    block = first_block(text, "answer")
     if block is None:
         return 0.0
-    given, right = sorted(_NUMBER.findall(block.group(1))), sorted(_NUMBER.findall(gold))
+    given, right = sorted(_NUMBER.findall(text[slice(*block)])), sorted(_NUMBER.findall(gold))
     return 1.0 if given == right else actions.overlap(set(given), set(right))

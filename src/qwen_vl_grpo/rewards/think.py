@@ -1,6 +1,5 @@
 """The format of the tasks on clips: `<think>…</think> <answer>…</answer>`, as documented and without its holes."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +8,6 @@ from qwen_vl_grpo.rewards.xml import texts
 
 TAGS_PAY, ORDER_PAYS = 0.3, 0.4
 """For each pair of tags, and for their order; the documented values."""
-_THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
-_ANSWER = re.compile(r"<answer>.*?</answer>", re.DOTALL)
 
 
 def video_format_reward_func(completions: Sequence[Any], **_: Any) -> list[float | None]:
@@ -23,10 +20,17 @@ def think_format_reward(completions: Sequence[Any], **_: Any) -> list[float | No
     return [_strict(answers.without_end(text)) for text in texts(completions)]
 
 
+def first_block(text: str, tag: str) -> tuple[int, int] | None:
+    """Where the text between the first <tag> and the first </tag> behind it starts and ends."""
+    start = text.find(f"<{tag}>")
+    end = text.find(f"</{tag}>", start + len(tag) + 2)
+    return None if -1 in (start, end) else (start + len(tag) + 2, end)
+
+
 def _documented(text: str) -> float:
-    think, answer = _THINK.search(text), _ANSWER.search(text)
-    ordered = think is not None and answer is not None and think.end() <= answer.start()
-    return round(TAGS_PAY * (bool(think) + bool(answer)) + ORDER_PAYS * ordered, 4)
+    think, answer = first_block(text, "think"), first_block(text, "answer")
+    ordered = think is not None and answer is not None and think[1] < answer[0]
+    return round(TAGS_PAY * ((think is not None) + (answer is not None)) + ORDER_PAYS * ordered, 4)
 
 
 def _strict(text: str) -> float:

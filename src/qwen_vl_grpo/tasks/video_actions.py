@@ -24,8 +24,8 @@ from qwen_vl_grpo.rewards.actions import score
 from qwen_vl_grpo.sections import DataSection
 from qwen_vl_grpo.tasks import clips, visual_reasoning
 
-SYSTEM_PROMPT = "Watch the clip and name every action that is asked for by its number and name. " + clips.FORM.format(
-    answer="(1) first action (2) second action"
+SYSTEM_PROMPT = "Watch the clip and say which of the actions happen in it, each by its number and name. " + clips.FORM.format(
+    answer="(2) one action (5) another action"
 )
 
 REWARDS: dict[Mode, tuple[tuple[str, float], ...]] = {
