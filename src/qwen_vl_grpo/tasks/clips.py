@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from qwen_vl_grpo import answers
+from qwen_vl_grpo import answers, video_records
 from qwen_vl_grpo.interfaces import Sample
+from qwen_vl_grpo.sections import DataSection
+from qwen_vl_grpo.tasks import visual_reasoning
 
 FORM = "Think first. Reply in exactly this form:\n<think>your reasoning</think> <answer>{answer}</answer>"
+
+
+def read(row: Mapping[str, Any], data: DataSection, system_prompt: str) -> Sample:
+    """A record with its pictures opened, its clips still files, and its gold answer; raises DataError."""
+    sample = video_records.read_record(row, data, system_prompt)
+    return replace(sample, images=[visual_reasoning.open_picture(image) for image in sample.images], answer=gold(sample.answer))
 
 
 def gold(text: str) -> str:
@@ -19,9 +29,8 @@ def gold(text: str) -> str:
 
 def question(sample: Sample) -> str:
     """All that the user's turns say."""
-    contents = [message["content"] for message in sample.prompt if message["role"] == "user"]
-    parts = [[{"type": "text", "text": content}] if isinstance(content, str) else content for content in contents]
-    return "\n".join(part["text"] for content in parts for part in content if part["type"] == "text")
+    parts = [part for message in sample.prompt if message["role"] == "user" for part in message["content"]]
+    return "\n".join(part["text"] for part in parts if part["type"] == "text")
 
 
 def in_form(answer: str) -> str:

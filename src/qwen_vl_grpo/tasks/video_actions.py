@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from qwen_vl_grpo import actions, answers, video_records
+from qwen_vl_grpo import actions, answers
 from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.interfaces import Mode, Sample, Task, Verdict
 from qwen_vl_grpo.rewards.actions import score
@@ -39,14 +39,13 @@ def build(mode: Mode = "strict") -> Task:
 
 
 def read_row(row: Mapping[str, Any], data: DataSection, system_prompt: str) -> Sample:
-    """Turn one raw row into a sample; raises DataError (what video_records refuses, or an answer that names no offered actions)."""
-    sample = video_records.read_record(row, data, system_prompt)
-    answer = clips.gold(sample.answer)
+    """Turn one raw row into a sample; raises DataError (what tasks/clips.py refuses, or an answer that names no offered actions)."""
+    sample = clips.read(row, data, system_prompt)
     choices = visual_reasoning.further_columns(row, data)["choices"] or actions.offered(clips.question(sample))
-    if not actions.named(answer, choices):
+    if not actions.named(sample.answer, choices):
         asked = f"(1) to ({len(choices)}) of {choices}, as in (1) (3)" if choices else "actions, as in (1) reach (2) place"
-        raise DataError(f"its answer {answer[:200]!r} is no list of {asked}; correct it, or give the actions in a column choices")
-    return replace(sample, answer=answer, columns={**sample.columns, "choices": choices})
+        raise DataError(f"its answer {sample.answer[:200]!r} is no list of {asked}; correct it, or give the actions in a column choices")
+    return replace(sample, columns={**sample.columns, "choices": choices})
 
 
 def judge(completion: str, sample: Sample) -> Verdict:

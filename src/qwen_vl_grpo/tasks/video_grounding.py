@@ -10,10 +10,9 @@ A raw row is that of video_actions, with times in seconds as its answer, one or 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from qwen_vl_grpo import answers, segments, video_records
+from qwen_vl_grpo import answers, segments
 from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.interfaces import Sample, Task, Verdict
 from qwen_vl_grpo.rewards.segments import score
@@ -31,12 +30,13 @@ def build() -> Task:
 
 
 def read_row(row: Mapping[str, Any], data: DataSection, system_prompt: str) -> Sample:
-    """Turn one raw row into a sample; raises DataError (what video_records refuses, or an answer that names no stretch of time)."""
-    sample = video_records.read_record(row, data, system_prompt)
-    answer = clips.gold(sample.answer)
-    if not segments.merged(segments.read(answer) or ()):
-        raise DataError(f"its answer {answer[:200]!r} names no stretch of time; write seconds, as in 2.5 to 4.0, or 1 to 2 and 5 to 6")
-    return replace(sample, answer=answer)
+    """Turn one raw row into a sample; raises DataError (what tasks/clips.py refuses, or an answer that names no stretch of time)."""
+    sample = clips.read(row, data, system_prompt)
+    if not segments.merged(segments.read(sample.answer) or ()):
+        raise DataError(
+            f"its answer {sample.answer[:200]!r} names no stretch of time; write seconds, as in 2.5 to 4.0, or 1 to 2 and 5 to 6"
+        )
+    return sample
 
 
 def judge(completion: str, sample: Sample) -> Verdict:
