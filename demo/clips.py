@@ -75,7 +75,7 @@ def cut(path: Path, share: float) -> Path:
 
 
 def counting(frames: int, height: int = 48, width: int = 64) -> list[numpy.ndarray]:
-    """Frames that tell their own number (`number` reads it): twelve bright or dark squares, four a row, and a red corner at the top left."""
+    """Frames that tell their own number (`number` reads it): twelve bright or dark squares, and a red corner at the top left."""
     pictures = []
     for place in range(frames):
         picture = numpy.zeros((height, width, 3), numpy.uint8)
