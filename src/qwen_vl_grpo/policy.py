@@ -111,11 +111,11 @@ def _family(config: RunConfig, source: str) -> str:
 
 
 def encode(processor: Any, samples: Sequence[Sample]) -> Any:
-    """Render and tokenize samples with their pictures, padded on the left."""
-    images = [list(sample.images) for sample in samples]
-    texts = [processors.prompt_text(processor, sample.prompt, row) for sample, row in zip(samples, images, strict=True)]
-    pictures = {"images": images} if any(images) else {}
-    return processor(text=texts, padding=True, return_tensors="pt", **pictures)
+    """Render and tokenize samples with their pictures and clips, padded on the left; raises DataError if some would not be seen."""
+    texts = [processors.prompt_text(processor, sample.prompt, sample.images, sample.videos) for sample in samples]
+    if not processors.sees(processor):
+        return processor(text=texts, padding=True, return_tensors="pt")
+    return processors.encode(processor, texts, [sample.images for sample in samples], [sample.videos for sample in samples])
 
 
 def unpadded(encoded: Any) -> list[list[int]]:
