@@ -97,7 +97,7 @@ def _parts(content: Any) -> list[dict[str, Any]]:
     return [_part(piece) if place % 2 else _part("text", piece) for place, piece in enumerate(pieces) if piece.strip()]
 
 
-def _part(kind: str, text: str | None = None) -> dict[str, Any]:
+def _part(kind: str, text: str = "") -> dict[str, Any]:
     """A part of a turn; each has the same keys, so that a table holds them."""
     return {"type": kind, "text": text}
 
