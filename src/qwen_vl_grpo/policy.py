@@ -112,10 +112,12 @@ def _family(config: RunConfig, source: str) -> str:
 
 def encode(processor: Any, samples: Sequence[Sample]) -> Any:
     """Render and tokenize samples with their pictures and clips, padded on the left; raises DataError if some would not be seen."""
-    texts = [processors.prompt_text(processor, sample.prompt, sample.images, sample.videos) for sample in samples]
+    images, videos = [list(sample.images) for sample in samples], [list(sample.videos) for sample in samples]
+    each = zip(samples, images, videos, strict=True)
+    texts = [processors.prompt_text(processor, sample.prompt, seen, watched) for sample, seen, watched in each]
     if not processors.sees(processor):
         return processor(text=texts, padding=True, return_tensors="pt")
-    return processors.encode(processor, texts, [sample.images for sample in samples], [sample.videos for sample in samples])
+    return processors.encode(processor, texts, images, videos)
 
 
 def unpadded(encoded: Any) -> list[list[int]]:

@@ -52,6 +52,12 @@ def placed(prompt: Sequence[Message], images: Sequence[Image], videos: Sequence[
     return chat
 
 
+def media(prompt: Sequence[Message]) -> list[Any]:
+    """The pictures and clips that `placed` put into a chat, in its order."""
+    parts = [part for message in prompt if not isinstance(message["content"], str) for part in message["content"]]
+    return [part[part["type"]] for part in parts if part.get(part["type"]) is not None and part["type"] != "text"]
+
+
 def _parts(content: Any) -> list[dict[str, Any]]:
     """A turn's content as parts of its own; a table fills the fields that a part does not have with None."""
     if isinstance(content, str):
@@ -82,8 +88,7 @@ def encode(processor: Any, texts: Sequence[str], images: Sequence[Sequence[Image
                 )
     shown: dict[str, Any] = {"images": [list(row) for row in images]} if any(images) else {}
     if clips := [clip for row in videos for clip in row]:
-        # a frame that lies in a file is read-only, of which torch warns
-        shown["videos"] = [numpy.require(clip.frames, requirements="W") for clip in clips]
+        shown["videos"] = [clip.frames for clip in clips]
         shown["videos_kwargs"] = AS_THEY_ARE | {"video_metadata": [metadata(clip) for clip in clips]}
     return processor(text=list(texts), padding=True, return_tensors="pt", **shown)
 

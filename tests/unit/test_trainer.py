@@ -78,7 +78,7 @@ def test_rows_of_one_and_two_pictures_train_together(trainer_of, family):
 
 @pytest.mark.parametrize("family", LEARNING)
 def test_upstream_still_fails_on_a_mixed_batch(trainer_of, family):
-    """When this fails, upstream has mended trl#5139: remove VisionGRPOTrainer._tokenize_prompts."""
+    """When this fails, upstream has mended trl#5139: say so no more in VisionGRPOTrainer._tokenize_prompts."""
     trainer = published(trainer_of(family, rows(1, 0)))
     with pytest.raises(TypeError, match="only a single or a list of entries"):
         trainer.train()
