@@ -121,7 +121,8 @@ def score(trainer: VisionGRPOTrainer, encoded: Any, completions: Sequence[Sequen
     clips = {key: encoded[key].to(device) for key in ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts") if key in encoded}
     if vision or clips:
         vision["mm_token_type_ids"] = torch.cat([encoded["mm_token_type_ids"], torch.zeros_like(ids)], 1).to(device)
-    model: Any = partial(trainer.model, **clips) if clips else trainer.model
+    model: Any = trainer.model
+    model = partial(model, **clips) if clips else model
     with torch.no_grad():
         scores, _, _ = trainer._get_per_token_logps_and_entropies(
             model, torch.cat([encoded["input_ids"], ids], 1).to(device), torch.cat([encoded["attention_mask"], mask], 1).to(device),
