@@ -15,7 +15,7 @@ from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from qwen_vl_grpo import hub, processors
+from qwen_vl_grpo import hub, positions, processors
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import PolicyError, briefly
 from qwen_vl_grpo.interfaces import Sample
@@ -61,6 +61,7 @@ def load_model(config: RunConfig, name: str | None = None) -> Any:
     revision = config.model_revision if source == config.model_name else None
     check(config, source)
     _quiet()
+    positions.correct()
     try:
         model = auto_class(AutoConfig.from_pretrained(source, revision=revision)).from_pretrained(
             source,
