@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from qwen_vl_grpo import (
     splits,
     tasks,
     tracking,
+    video,
     vllm_server,
     warmup,
 )
@@ -135,6 +137,7 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
             callbacks=[ledger],
             correction=config.importance_correction,
             checkpoint_limit=config.save_total_limit,
+            clip_of=partial(video.reread, cache=video.frames_cache(config.video)),
         )
     if footprint.has_engine(config) and config.vllm_enable_sleep_mode and not trainer.vllm_generation.enable_sleep_mode:
         machine = hardware.detect()
