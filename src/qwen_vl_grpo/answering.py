@@ -38,7 +38,9 @@ AHEAD = 16
 BackendName = Literal["auto", "vllm", "transformers"]
 
 
-def with_transformers(model: Any, processor: Any, max_new_tokens: int, batch_size: int, seed: int, show: bool = True) -> Generate:
+def with_transformers(
+    model: Any, processor: Any, max_new_tokens: int, batch_size: int, seed: int, show: bool = True, top_p: float = 1.0
+) -> Generate:
     """A Generate that samples from `model` as it is at each call.
 
     The ids that end an answer are those of TRL's rollouts: the trainer adds the tokenizer's to the model's only when it starts.
@@ -52,7 +54,7 @@ def with_transformers(model: Any, processor: Any, max_new_tokens: int, batch_siz
             torch.manual_seed(seed)
             for start in progress(batches, "answering", show and len(batches) > 2):
                 part = samples[start : start + batches.step]
-                ids, _ = sampled(model, processor, part, count, temperature, max_new_tokens, ends)
+                ids, _ = sampled(model, processor, part, count, temperature, max_new_tokens, ends, top_p)
                 texts = processor.batch_decode(ids, skip_special_tokens=True)
                 results += [texts[i : i + count] for i in range(0, len(texts), count)]
         return results
@@ -80,6 +82,8 @@ class How:
     """Answers that transformers writes at once."""
     shown: Container[str] = ()
     """Ids of the items whose pictures are kept beside the answers, for people who compare runs later."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that make up this share."""
 
 
 def ask(
@@ -143,6 +147,7 @@ def key_of(run: RunPolicy, item: Item, how: How) -> Key:
     asked = [
         _system(run, how), item.messages, item.images, item.max_new_tokens or how.max_new_tokens,
         how.temperature if item.temperature is None else item.temperature, item.error,
+        *([how.top_p] if how.top_p < 1 else []),
     ]  # fmt: skip
     return run.run_id, run.sha, item.id, hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
@@ -219,7 +224,7 @@ def _question(run: RunPolicy, item: Item, images: Sequence[Image.Image], how: Ho
     length = len(loading.prompt_ids(run.processor, sample))
     if length + longest > context:
         raise DataError(f"prompt and answer need {length + longest} tokens and the context holds {context}; lower --max_new_tokens")
-    return Question(run, sample, longest, how.temperature if item.temperature is None else item.temperature)
+    return Question(run, sample, longest, how.temperature if item.temperature is None else item.temperature, how.top_p)
 
 
 def _record(run: RunPolicy, item: Item, how: How, backend: str) -> Record:
@@ -240,7 +245,7 @@ def _told(question: Question, completion: Completion, asked: str, seconds: float
     return {
         "answer": answer, "reasoning": reasoning, "completion": text, "well_formed": answers.strict_answer(text) is not None,
         "finish_reason": completion.finish_reason, "prompt_tokens": completion.prompt_tokens,
-        "completion_tokens": len(completion.token_ids), "temperature": question.temperature,
+        "completion_tokens": len(completion.token_ids), "temperature": question.temperature, "top_p": question.top_p,
         "max_new_tokens": question.max_new_tokens, "seed": question.run.config.seed if question.temperature else None,
         "seconds": round(seconds, 3),
     } | own  # fmt: skip

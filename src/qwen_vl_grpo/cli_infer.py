@@ -47,6 +47,7 @@ def infer(
     system_prompt: Annotated[str | None, typer.Option("--system_prompt", help="Replace the run's own system prompt.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option("--max_new_tokens", min=1, help="Longest answer, in tokens.")] = None,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option("--top_p", min=0.01, max=1.0, help="Sample from the likeliest tokens of this share.")] = 1.0,
     backend: Backend = "auto",
     batch_size: Annotated[int, typer.Option("--batch_size", min=1, help="Answers that transformers writes at once.")] = 8,
     allow_private_urls: Annotated[bool, typer.Option("--allow_private_urls", help="Fetch pictures from private addresses, too.")] = False,
@@ -80,7 +81,7 @@ def infer(
 
     answering.choose_backend(backend)
     shown = {item.id for item in asked.items[: gallery.KEPT]} if batch else set()
-    how = answering.How(system_prompt, max_new_tokens, temperature, allow_private_urls, backend, batch_size, shown)
+    how = answering.How(system_prompt, max_new_tokens, temperature, allow_private_urls, backend, batch_size, shown, top_p)
     with _followed([card for card, _ in found], asked.items, how, batch) if wandb else nullcontext() as followed:
         runs = [loading.load(card, run_dir) for card, run_dir in found]
         tell = followed.add if followed else lambda record: None
@@ -120,7 +121,7 @@ def _followed(cards: list[RunCard], asked: list[Item], how: Any, batch: str | No
     """The W&B runs that follow the answers, started before a model is loaded."""
     from qwen_vl_grpo import answer_tables, journal
 
-    told = {"input": batch, "items": len(asked), "backend": how.backend, "temperature": how.temperature, "system_prompt": how.system_prompt}
+    told = {"input": batch, "items": len(asked)} | {key: getattr(how, key) for key in ("backend", "temperature", "top_p", "system_prompt")}
     return answer_tables.Inference(cards, journal.folder(), asked, told, how.allow_private_urls)
 
 

@@ -70,6 +70,9 @@ class RunConfig(Section):
     """How token losses are averaged (TRL's names)."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """What the advantage is divided by: the group's spread, the batch's, or nothing."""
+    reward_scale: float = Field(default=1.0, gt=0)
+    """The weights of all rewards are multiplied by this: how much they count against `beta`. With `scale_rewards` of group or batch the
+    advantage is divided by it again, and only what is logged changes."""
     dataset_name: str = "AI4Math/MathVista"
     """Hub id, local folder (`<split>.jsonl` or `<split>.parquet` in it) or file."""
     dataset_split: str = "testmini"

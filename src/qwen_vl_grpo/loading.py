@@ -14,6 +14,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, GenerationConfig
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # pyright: ignore[reportPrivateImportUsage]
 
+from qwen_vl_grpo import config as configs
 from qwen_vl_grpo import dataset, model_card, policy, processors, registry, tasks
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError, RegistryError
@@ -114,6 +115,7 @@ class Question:
     sample: Sample
     max_new_tokens: int
     temperature: float
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -157,14 +159,14 @@ def ending_ids(processor: Any, own: int | list[int] | None) -> list[int]:
 
 
 def load(card: RunCard, run_dir: Path) -> RunPolicy:
-    """Check everything about a run that needs no model in memory; raises RegistryError.
+    """Check everything about a run that needs no model in memory; raises RegistryError, or ConfigError for a card of another version.
 
     An adapter whose names or shapes fit nothing would be left out in silence, and the base model would answer in its name
     (vllm#34186).
     """
     registry.checkpoint_folder(card, run_dir)
     registry.verify_files(card, run_dir)
-    run = RunPolicy(card, run_dir, RunConfig.model_validate(card.config))
+    run = RunPolicy(card, run_dir, configs.check(card.config, f"run_id {card.run_id}: its card's config is not of this version"))
     if run.has_adapter:
         check_adapter(run)
     return run

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from qwen_vl_grpo import policy
+from qwen_vl_grpo import policy, processors
 from qwen_vl_grpo.errors import RolloutError
 from qwen_vl_grpo.interfaces import Sample
 from qwen_vl_grpo.rollouts import FaithfulGeneration
@@ -46,8 +47,8 @@ def check(trainer: VisionGRPOTrainer, samples: Sequence[Sample], when: str) -> d
     assert isinstance(engine, FaithfulGeneration)
     engine.sync_weights()
     if engine.samples_here:
-        check_seed(engine, policy.encode(trainer.processing_class, [replace(samples[0], images=[])])["input_ids"][0].tolist(), when)
-    text = measure(trainer, [replace(sample, images=[]) for sample in samples])
+        check_seed(engine, policy.encode(trainer.processing_class, [silent(samples[0])])["input_ids"][0].tolist(), when)
+    text = measure(trainer, [silent(sample) for sample in samples])
     pictures = measure(trainer, samples)
     log.info(
         "parity %s: log-probabilities differ by %.2g on pictures (p99 %.2g), %.2g on text, over %d tokens; prompts equal",
@@ -85,10 +86,17 @@ def measure(trainer: VisionGRPOTrainer, samples: Sequence[Sample]) -> Agreement:
     encoded = policy.encode(trainer.processing_class, samples)
     longest, engine.max_completion_length = engine.max_completion_length, min(TOKENS, engine.max_completion_length)
     try:
-        _, completions, sampled, _ = engine.generate(policy.unpadded(encoded), [sample.images for sample in samples], 1)
+        shown = [processors.media(processors.placed(sample.prompt, sample.images, sample.videos)) for sample in samples]
+        _, completions, sampled, _ = engine.generate(policy.unpadded(encoded), shown, 1)
     finally:
         engine.max_completion_length = longest
-    scored = score(trainer, encoded, completions, [len(sample.images) for sample in samples])
+    if any(sample.videos for sample in samples):
+        scored = [
+            score(trainer, policy.encode(trainer.processing_class, [sample]), [tokens], [len(sample.images)])[0]
+            for sample, tokens in zip(samples, completions, strict=True)
+        ]
+    else:
+        scored = score(trainer, encoded, completions, [len(sample.images) for sample in samples])
     gaps = torch.cat(
         [
             (own[: len(tokens)].float().cpu() - torch.tensor([token[0] for token in tokens])).abs()
@@ -99,7 +107,10 @@ def measure(trainer: VisionGRPOTrainer, samples: Sequence[Sample]) -> Agreement:
 
 
 def score(trainer: VisionGRPOTrainer, encoded: Any, completions: Sequence[Sequence[int]], pictures: list[int]) -> torch.Tensor:
-    """Log-probabilities of the completions by the path that the loss takes, shape (rows, longest completion)."""
+    """Log-probabilities of the completions by the path that the loss takes, shape (rows, longest completion).
+
+    TRL hands clips to no model, so a row with clips comes alone, and its clips reach the model beside what TRL gives it.
+    """
     device = trainer.accelerator.device
     longest = max(len(tokens) for tokens in completions)
     pad = trainer._tokenizer.pad_token_id
@@ -108,10 +119,25 @@ def score(trainer: VisionGRPOTrainer, encoded: Any, completions: Sequence[Sequen
     vision: dict[str, Any] = {}
     if any(pictures):
         vision = {key: encoded[key].to(device) for key in ("pixel_values", "image_grid_thw")} | {"num_images": pictures}
+    clips = {key: encoded[key].to(device) for key in ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts") if key in encoded}
+    if vision or clips:
         vision["mm_token_type_ids"] = torch.cat([encoded["mm_token_type_ids"], torch.zeros_like(ids)], 1).to(device)
+    model: Any = trainer.model
+    model = partial(model, **clips) if clips else model
     with torch.no_grad():
         scores, _, _ = trainer._get_per_token_logps_and_entropies(
-            trainer.model, torch.cat([encoded["input_ids"], ids], 1).to(device), torch.cat([encoded["attention_mask"], mask], 1).to(device),
+            model, torch.cat([encoded["input_ids"], ids], 1).to(device), torch.cat([encoded["attention_mask"], mask], 1).to(device),
             longest, batch_size=trainer.args.per_device_train_batch_size, **vision,
         )  # fmt: skip
     return scores
+
+
+def silent(sample: Sample) -> Sample:
+    """The sample without what it shows: its words alone."""
+    prompt = [
+        message
+        if isinstance(message["content"], str)
+        else message | {"content": [part for part in message["content"] if part["type"] not in ("image", "video")]}
+        for message in sample.prompt
+    ]
+    return replace(sample, prompt=prompt, images=[], videos=[])

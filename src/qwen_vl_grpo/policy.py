@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from qwen_vl_grpo import hub, processors
+from qwen_vl_grpo import hub, positions, processors
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import PolicyError, briefly
 from qwen_vl_grpo.interfaces import Sample
@@ -61,6 +61,7 @@ def load_model(config: RunConfig, name: str | None = None) -> Any:
     revision = config.model_revision if source == config.model_name else None
     check(config, source)
     _quiet()
+    positions.correct()
     try:
         model = auto_class(AutoConfig.from_pretrained(source, revision=revision)).from_pretrained(
             source,
@@ -91,8 +92,9 @@ def check(config: RunConfig, name: str | None = None) -> None:
     if family not in (*FAMILIES, *TEXT_FAMILIES):
         known = ", ".join((*FAMILIES, *TEXT_FAMILIES))
         raise PolicyError(f"model_name {source}: is of the family {family}; the families that learn here are {known}")
-    if family in TEXT_FAMILIES and config.lora.vision:
-        raise PolicyError(f"lora.vision: {source} is a text-only model and has no vision tower; set it to false")
+    if family in TEXT_FAMILIES and config.lora.parts != ("language",):
+        key = next((name for name in config.lora.parts if name != "language"), "language")
+        raise PolicyError(f"lora.{key}: {source} is a text-only model and has no vision tower; let its language learn alone")
     attention(config)
     quantization(config.lora)
 
@@ -110,11 +112,13 @@ def _family(config: RunConfig, source: str) -> str:
 
 
 def encode(processor: Any, samples: Sequence[Sample]) -> Any:
-    """Render and tokenize samples with their pictures, padded on the left."""
-    images = [list(sample.images) for sample in samples]
-    texts = [processors.prompt_text(processor, sample.prompt, row) for sample, row in zip(samples, images, strict=True)]
-    pictures = {"images": images} if any(images) else {}
-    return processor(text=texts, padding=True, return_tensors="pt", **pictures)
+    """Render and tokenize samples with their pictures and clips, padded on the left; raises DataError if some would not be seen."""
+    images, videos = [list(sample.images) for sample in samples], [list(sample.videos) for sample in samples]
+    each = zip(samples, images, videos, strict=True)
+    texts = [processors.prompt_text(processor, sample.prompt, seen, watched) for sample, seen, watched in each]
+    if not processors.sees(processor):
+        return processor(text=texts, padding=True, return_tensors="pt")
+    return processors.encode(processor, texts, images, videos)
 
 
 def unpadded(encoded: Any) -> list[list[int]]:
@@ -166,18 +170,23 @@ def adapter(lora: LoraSection) -> LoraConfig | None:
     """
     if not lora.enabled:
         return None
-    language = rf"layers\.\d+\.(?:.*\.)?(?:{'|'.join(lora.target_modules)})"
-    vision = rf"|visual\.(?:blocks|merger|deepstack_merger_list)\.(?:.*\.)?(?:{VISION_LINEARS}|mlp\.0|mlp\.2)" if lora.vision else ""
-    return LoraConfig(
-        r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=rf".*(?:{language}{vision})", task_type="CAUSAL_LM"
-    )
+    layers = {
+        "language": rf"layers\.\d+\.(?:.*\.)?(?:{'|'.join(lora.target_modules)})",
+        "vision": rf"visual\.blocks\.(?:.*\.)?(?:{VISION_LINEARS})",
+        "merger": rf"visual\.(?:merger|deepstack_merger_list)\.(?:.*\.)?(?:{VISION_LINEARS}|mlp\.0|mlp\.2)",
+    }
+    pattern = "|".join(layers[name] for name in lora.parts)
+    return LoraConfig(r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=f".*(?:{pattern})", task_type="CAUSAL_LM")
 
 
 def freeze(model: Any, lora: LoraSection) -> None:
-    """In full fine-tuning, keep the vision tower as it is unless the config trains it."""
-    if not lora.enabled and not lora.vision:
+    """In full fine-tuning, keep the parts as they are that the config does not train.
+
+    Each weight is frozen by itself: `module.requires_grad = False` only sets an attribute, and an untied head would go on learning.
+    """
+    if not lora.enabled:
         for name, weight in model.named_parameters():
-            if part(name) != "language":
+            if part(name) not in lora.parts:
                 weight.requires_grad_(False)
 
 
@@ -189,6 +198,13 @@ def trainable_parts(model: Any) -> dict[str, tuple[int, int]]:
         total[part(name)] += weight.numel()
         learning[part(name)] += weight.numel() if weight.requires_grad else 0
     return {name: (learning[name], total[name]) for name in total}
+
+
+def table(parts: Mapping[str, tuple[int, int]]) -> str:
+    """What learns, as lines for a person: a part of the model each, and their sum."""
+    rows = [*parts.items(), ("all", (sum(learning for learning, _ in parts.values()), sum(total for _, total in parts.values())))]
+    lines = [f"{name:8}  {learning:>15,}  {total:>15,}  {learning / total:>6.1%}" for name, (learning, total) in rows]
+    return "\n".join([f"{'part':8}  {'weights learn':>15}  {'of':>15}  {'share':>6}", *lines])
 
 
 def forbid(model: Any, tokens: Sequence[int]) -> None:

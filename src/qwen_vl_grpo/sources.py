@@ -22,6 +22,8 @@ log = logging.getLogger("qwen_vl_grpo")
 
 Rows = list[dict[str, Any]]
 LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".txt")
+CLIPS = {"video", "videos"}
+"""Columns that name clips."""
 SUBSET = "subset"
 """Column that says which configuration of a data set, or which branch of a JSON file, a row came from."""
 
@@ -57,9 +59,20 @@ def find(name: str, split: str, data: DataSection, subsets: Sequence[str] = ()) 
     if files[0].suffix == ".parquet":
         return Source(_hash(files), lambda: [row for file in files for row in _parquet(file)][: data.limit])
     pictures = {"image", "images", data.columns.get("image"), data.columns.get("images")} - {None}
-    rows = list(_lines(files[0], pictures))[: data.limit]
-    named = [Path(item) for row in rows for key in sorted(pictures & row.keys()) for item in _listed(row[key]) if isinstance(item, str)]
-    return Source(_hash([*files, *dict.fromkeys(named)]), lambda: rows)
+    rows = list(_lines(files[0], pictures | CLIPS))[: data.limit]
+    return Source(_hash([*files, *_named(rows, pictures)]) + _stamp(_named(rows, CLIPS)), lambda: rows)
+
+
+def _named(rows: Rows, columns: set[Any]) -> list[Path]:
+    """The files that rows name in these columns, each once."""
+    names = (item for row in rows for key in sorted(columns & row.keys()) for item in _listed(row[key]) if isinstance(item, str))
+    return [Path(name) for name in dict.fromkeys(names)]
+
+
+def _stamp(clips: list[Path]) -> str:
+    """A hash of sizes and times of change: clips are too large to be read each time, and are remembered by these (footage.py)."""
+    states = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) if path.is_file() else (str(path),) for path in clips]
+    return hashlib.sha256(json.dumps(states).encode()).hexdigest() if clips else ""
 
 
 def _folders(name: str, split: str, subsets: Sequence[str]) -> list[tuple[str, str]]:

@@ -173,8 +173,9 @@ def sampling(question: Question) -> Any:
     from vllm import SamplingParams
 
     return SamplingParams(
-        temperature=question.temperature, max_tokens=question.max_new_tokens, stop_token_ids=question.run.ends, detokenize=False,
-        seed=question.run.config.seed if question.temperature else None, **forbid_vision_tokens(question.run.processor, use_vllm=True),
+        temperature=question.temperature, top_p=question.top_p, max_tokens=question.max_new_tokens, detokenize=False,
+        stop_token_ids=question.run.ends, seed=question.run.config.seed if question.temperature else None,
+        **forbid_vision_tokens(question.run.processor, use_vllm=True),
     )  # fmt: skip
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 RUN = {
-    "model_name": "tiny-qwen2", "dataset_name": "prompts", "task": {"name": "prompt_enhancement"}, "rewards": [], "max_steps": 1,
-    "lora": {"r": 4}, "learning_rate": 0.05, "warmup": {"dataset_name": "prompts", "steps": 1, "batch_size": 4},
+    "model_name": "tiny-qwen2", "dataset_name": "short-prompts", "task": {"name": "prompt_enhancement"}, "rewards": [], "max_steps": 1,
+    "lora": {"r": 4}, "learning_rate": 0.05, "warmup": {"dataset_name": "short-prompts", "steps": 1, "batch_size": 4},
     "evaluation": {"dataset_split": "test", "samples": 2}, "judge": {"model": "clip", "low": -0.5, "high": 0.5},
     "renderer": {"model": "sd3", "t5": False, "width": 32, "height": 32, "steps": 1, "batch_size": 8},
 }  # fmt: skip
@@ -18,10 +18,10 @@ def resumed(workshop) -> str:
     tiny_qwen.build(workshop.folder / "tiny-qwen2", "qwen2")
     tiny_pictures.sd3(workshop.folder / "sd3")
     tiny_pictures.clip(workshop.folder / "clip")
-    (workshop.folder / "prompts").mkdir()
-    (workshop.folder / "prompts/train.txt").write_text("a purple cat\na square wheel\na glass butterfly\n")
-    (workshop.folder / "prompts/test.txt").write_text("a green cow\n")
-    (workshop.folder / "prompts/warmup.jsonl").write_text('{"prompt": "a red cat", "target": "a red cat, soft light"}\n' * 4)
+    (workshop.folder / "short-prompts").mkdir()
+    (workshop.folder / "short-prompts/train.txt").write_text("a purple cat\na square wheel\na glass butterfly\n")
+    (workshop.folder / "short-prompts/test.txt").write_text("a green cow\n")
+    (workshop.folder / "short-prompts/warmup.jsonl").write_text('{"prompt": "a red cat", "target": "a red cat, soft light"}\n' * 4)
     for steps in ({}, {"max_steps": 2}):
         done = workshop.train("words", *["--resume"] * bool(steps), **RUN | steps)
         assert done.returncode == 0, done.stderr

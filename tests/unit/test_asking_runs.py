@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from qwen_vl_grpo import answering, loading, registry
-from qwen_vl_grpo.errors import HardwareError, RegistryError
+from qwen_vl_grpo.errors import ConfigError, HardwareError, RegistryError
 from qwen_vl_grpo.items import Item
 from qwen_vl_grpo.transformers_backend import TransformersBackend
 from tests.made_runs import change_adapter, make_run
@@ -40,6 +40,14 @@ def question(name, *colours, **more):
 
 
 ITEMS = [question("red", "red"), question("text"), question("two", "red", "blue"), question("blue", "blue")]
+
+
+def test_a_card_of_another_version_is_refused_in_one_sentence(checkpoint, tmp_path):
+    make_run(tmp_path, "v9", checkpoint("qwen2_5_vl"), 1)
+    card, run_dir = registry.resolve("v9")
+    newer = card.model_copy(update={"config": card.config | {"of_tomorrow": 1}})
+    with pytest.raises(ConfigError, match=r"^run_id v9: its card's config is not of this version: unknown key 'of_tomorrow'"):
+        loading.load(newer, run_dir)
 
 
 def told(records):
