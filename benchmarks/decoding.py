@@ -85,6 +85,16 @@ def _wanted(path: str) -> tuple[set[int], tuple[int, int]]:
     return set(places), video.size(found, len(places), SECTION, PATCH)
 
 
+def timed(way: Callable[[str], int], path: str) -> tuple[int, float]:
+    """Frames of a clip and the CPU seconds that they took."""
+    started = time.process_time()
+    return way(path), time.process_time() - started
+
+
+def _median(values: list[float], form: str) -> str:
+    return f"{statistics.median(values):{form}} ({', '.join(f'{value:{form}}'.strip() for value in values)})"
+
+
 def decodes(path: str) -> int:
     """How many frames are decoded to read a clip again."""
     seen, published = [], footage.decoded
@@ -116,22 +126,28 @@ def measure(folder: Path, count: int, rounds: int) -> None:
             "ours, first epoch": partial(ours, keep=True), "ours, second epoch": partial(ours, keep=True),
         }  # fmt: skip
         rates: dict[str, list[float]] = {name: [] for name in ways}
+        costs: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(rounds):  # interleaved, so that a busy moment of the machine falls on all
             for name, way in ways.items():
                 if name == "ours, first epoch":
                     shutil.rmtree(index.home())
                 started = time.perf_counter()
-                frames = sum(pool.map(way, paths, chunksize=1))
+                frames, cpu = map(sum, zip(*pool.map(partial(timed, way), paths, chunksize=1), strict=True))
                 rates[name].append(frames / (time.perf_counter() - started))
+                costs[name].append(cpu / frames)
         size = sum(Path(path).stat().st_size for path in paths) / 2**20
         print(f"{count} clips, {size:.0f} MiB, {os.cpu_count()} CPUs, {PROCESSES} processes, {rounds} interleaved rounds", end=", ")
         print(f"PyAV {av.__version__}, decoder {'torchcodec' if decoding.torchcodec() else 'PyAV'}, load {os.getloadavg()[0]:.1f}")
-        for name, taken in rates.items():
-            print(f"{name:28} {statistics.median(taken):8.1f} frames/s  ({', '.join(f'{rate:.0f}' for rate in taken)})")
+        for name in ways:
+            print(
+                f"{name:28} {_median(rates[name], '8.1f')} frames/s, {_median([1e3 * cost for cost in costs[name]], '6.2f')} ms of CPU a frame"
+            )
+        through_, seeking_ = list(ways)[:2]
         for name in list(ways)[2:]:
-            bare = zip(rates["bare PyAV, decoding through"], rates["bare PyAV, seeking"], strict=True)
-            ratios = [rate / max(pair) for rate, pair in zip(rates[name], bare, strict=True)]
-            print(f"{name} / the faster bare PyAV: {statistics.median(ratios):.2f} ({', '.join(f'{ratio:.2f}' for ratio in ratios)})")
+            pairs = zip(rates[name], map(max, zip(rates[through_], rates[seeking_], strict=True)), strict=True)
+            less = zip(costs[name], map(min, zip(costs[through_], costs[seeking_], strict=True)), strict=True)
+            wall, cpu = ([rate / bare for rate, bare in pairs], [bare / cost for cost, bare in less])
+            print(f"{name}, speed over the faster bare PyAV: {_median(wall, '.2f')} by the clock, {_median(cpu, '.2f')} by CPU time")
         print(f"frames decoded in the second epoch: {sum(map(decodes, paths))}")
 
 

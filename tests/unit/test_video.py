@@ -52,14 +52,15 @@ def counted(monkeypatch, by_pyav):
     ("name", "codec"),
     [
         ("a.mp4", "libx264"), ("a.mov", "mpeg4"), ("a.mkv", "libx264"), ("a.webm", "libvpx-vp9"), ("a.avi", "mpeg4"), ("a.ts", "libx264"),
+        ("a.flv", "libx264"), ("a.mpg", "mpeg2video"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("fps", [30000 / 1001, 8])
+@pytest.mark.parametrize("fps", [30000 / 1001, 25])
 def test_the_frames_that_are_asked_for_come_back_from_every_container(tmp_path, name, codec, fps):
     found = video.probe(clips.write(tmp_path / name, clips.counting(60), fps, codec=codec))
     assert (found.frames, found.width, found.height, found.remarks) == (60, 64, 48, ())
-    assert found.fps == pytest.approx(fps, rel=1e-6)
-    assert found.seconds == pytest.approx(60 / fps)
+    assert found.fps == pytest.approx(fps, rel=1e-4)
+    assert found.seconds == pytest.approx(60 / fps, rel=1e-4)
     for indices in [(0,), (59,), (0, 1, 2, 11, 12, 13, 40, 59), tuple(range(60))]:
         clip = video.read(found, indices, SMALL, PATCH)
         assert numbers(clip) == list(clip.indices) == list(indices)
@@ -232,10 +233,10 @@ def test_a_torchcodec_that_does_not_load_is_none(tmp_path, monkeypatch, error):
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
 def test_torchcodec_and_pyav_see_the_same_frames(tmp_path, monkeypatch, name):
     found = video.probe(clips.write(tmp_path / name, noisy(60), 10))
-    if name != "a.ts":  # in which torchcodec finds the wrong frames, and PyAV takes over
-        monkeypatch.setattr(decoding, "_by_pyav", None)
-    ours = video.read(found, (0, 7, 8, 33, 59), SMALL, PATCH)
-    monkeypatch.undo()
+    with monkeypatch.context() as alone:
+        if name != "a.ts":  # in which torchcodec finds the wrong frames, and PyAV takes over
+            alone.setattr(decoding, "_by_pyav", None)
+        ours = video.read(found, (0, 7, 8, 33, 59), SMALL, PATCH)
     monkeypatch.setattr(decoding, "torchcodec", lambda: None)
     others = video.read(found, (0, 7, 8, 33, 59), SMALL, PATCH)
     assert ours == others
