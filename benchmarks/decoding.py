@@ -139,9 +139,8 @@ def measure(folder: Path, count: int, rounds: int) -> None:
         print(f"{count} clips, {size:.0f} MiB, {os.cpu_count()} CPUs, {PROCESSES} processes, {rounds} interleaved rounds", end=", ")
         print(f"PyAV {av.__version__}, decoder {'torchcodec' if decoding.torchcodec() else 'PyAV'}, load {os.getloadavg()[0]:.1f}")
         for name in ways:
-            print(
-                f"{name:28} {_median(rates[name], '8.1f')} frames/s, {_median([1e3 * cost for cost in costs[name]], '6.2f')} ms of CPU a frame"
-            )
+            cost = _median([1e3 * cost for cost in costs[name]], "6.2f")
+            print(f"{name:28} {_median(rates[name], '8.1f')} frames/s, {cost} ms of CPU a frame")
         through_, seeking_ = list(ways)[:2]
         for name in list(ways)[2:]:
             pairs = zip(rates[name], map(max, zip(rates[through_], rates[seeking_], strict=True)), strict=True)

@@ -26,7 +26,7 @@ VERSION = 1
 KEYFRAMES = 10_000
 """The most that are remembered of a file."""
 LATE = 1.5
-"""Seconds by which a header may promise more than the last frame's beginning: the sound goes on for a little while in many clips."""
+"""Seconds by which a file may promise to be longer than its pictures: the sound goes on for a little while in many clips."""
 REORDERED = 16
 """Frames that may be stored before one that is seen earlier (H.264's largest reordering)."""
 
@@ -116,11 +116,11 @@ def _looked(path: Path) -> Footage:
     import av
     from av.error import FFmpegError
 
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     shown: list[tuple[float, bool, float]] = []
     whole = 0
     try:
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         with av.open(str(path), metadata_errors="ignore") as container:
             stream = picture_stream(container)
             for packet in packets(container, stream):

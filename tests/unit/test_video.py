@@ -105,6 +105,7 @@ def test_one_frame_is_a_clip(tmp_path):
 
 def test_what_is_no_video_is_an_error_that_names_the_file(tmp_path):
     (tmp_path / "empty.mp4").touch()
+    (tmp_path / "folder.mp4").mkdir()
     (tmp_path / "text.mp4").write_text("no film " * 1000)
     headless = clips.write(tmp_path / "headless.mp4", clips.counting(9))
     headless.write_bytes(headless.read_bytes()[:40])
@@ -112,6 +113,7 @@ def test_what_is_no_video_is_an_error_that_names_the_file(tmp_path):
         "missing.mp4": "No such file",
         "empty.mp4": "0 bytes",
         "text.mp4": "no video that can be read",
+        "folder.mp4": "Is a directory",
         "headless.mp4": "no stream and no moving pictures",
         clips.write_sound(tmp_path / "sound.mp4").name: "audio and no moving pictures",
     }
