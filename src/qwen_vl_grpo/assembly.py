@@ -8,7 +8,6 @@ import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ from qwen_vl_grpo import (
     splits,
     tasks,
     tracking,
-    video,
     vllm_server,
     warmup,
 )
@@ -149,7 +147,6 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
             callbacks=[ledger],
             correction=config.importance_correction,
             checkpoint_limit=config.save_total_limit,
-            clip_of=partial(video.reread, cache=video.frames_cache(config.video)),
         )
     if trainer.ref_model is not None:  # full fine-tuning with a KL term: the same tokens, or two equal policies would differ
         policy.forbid(trainer.accelerator.unwrap_model(trainer.ref_model), processors.vision_token_ids(prepared.processor))
