@@ -26,6 +26,7 @@ from qwen_vl_grpo import (
     processors,
     registry,
     rollouts,
+    row_clips,
     server_rollouts,
     shapes,
     splits,
@@ -147,6 +148,7 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
             callbacks=[ledger],
             correction=config.importance_correction,
             checkpoint_limit=config.save_total_limit,
+            clip_of=row_clips.trained_on,
         )
     if trainer.ref_model is not None:  # full fine-tuning with a KL term: the same tokens, or two equal policies would differ
         policy.forbid(trainer.accelerator.unwrap_model(trainer.ref_model), processors.vision_token_ids(prepared.processor))
@@ -195,9 +197,21 @@ def engine_options(config: RunConfig, prepared: Prepared) -> dict[str, Any]:
     if not processors.sees(prepared.processor):
         return {"dtype": dtype} | config.engine
     counts = pyarrow.compute.call_function("list_value_length", [prepared.rows.data.column("images")])
-    most = max(counts.to_pylist())
+    limits = {"image": max(1, *counts.to_pylist()), "video": clip_limits(prepared.rows)}
     pixels = {"min_pixels": config.data.min_pixels, "max_pixels": config.data.max_pixels}
-    return {"limit_mm_per_prompt": {"image": max(1, most), "video": 0}, "mm_processor_kwargs": pixels, "dtype": dtype} | config.engine
+    return {"limit_mm_per_prompt": limits, "mm_processor_kwargs": pixels, "dtype": dtype} | config.engine
+
+
+def clip_limits(rows: Any) -> Any:
+    """What vLLM may be shown of clips in one prompt: their number and the largest, or it makes room for one of thousands of frames."""
+    shown = [row for row in rows["videos"] if row] if "videos" in rows.column_names else []
+    if not shown:
+        return 0
+    clips = [clip for row in shown for clip in row]
+    return {
+        "count": max(map(len, shown)), "num_frames": max(len(clip["indices"]) for clip in clips),
+        "width": max(clip["width"] for clip in clips), "height": max(clip["height"] for clip in clips),
+    }  # fmt: skip
 
 
 def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run_dir: Path) -> GRPOConfig:

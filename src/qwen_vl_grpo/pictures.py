@@ -9,7 +9,7 @@ the prompt, and the two are parted again at the model's door.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +18,7 @@ import datasets
 import torch
 from transformers import BatchFeature
 
-from qwen_vl_grpo import policy, processors, row_clips
+from qwen_vl_grpo import policy, processors
 from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.interfaces import Clip
 
@@ -26,8 +26,10 @@ from qwen_vl_grpo.interfaces import Clip
 class SharedRows(torch.utils.data.Dataset):
     """A data set whose repeated rows are read once for as long as one batch follows another with the same rows."""
 
-    def __init__(self, rows: Any):
+    def __init__(self, rows: Any, clip_of: Callable[[Mapping[str, Any]], Clip] | None = None):
         self._rows = rows.with_format("arrow")
+        self._clip_of = clip_of
+        """Reads the frames that an item of the column `videos` names."""
         self._read: dict[int, dict[str, Any]] = {}
 
     def __len__(self) -> int:
@@ -45,8 +47,8 @@ class SharedRows(torch.utils.data.Dataset):
         """One row; as a feature of the data set, the first picture of a list would be decoded twice."""
         row = self._rows[index].to_pylist()[0]
         decode: Any = datasets.Image().decode_example
-        clips = row_clips.Clips(row.get("videos") or (), training=True)
-        return row | {"images": [decode(picture) for picture in row["images"]], "videos": list(clips)}
+        row |= {"images": [decode(picture) for picture in row["images"]]}
+        return row if self._clip_of is None else row | {"videos": [self._clip_of(video) for video in row.get("videos") or []]}
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,11 @@ class Clips(Sequence[Clip]):
         return video.reread({**row, "indices": indices}, video.frames_cache(VideoSection(cache_gib=row["cache_gib"])))
 
 
+def trained_on(row: Mapping[str, Any]) -> Clip:
+    """One clip of a prepared row as training sees it."""
+    return Clips([row], training=True)[0]
+
+
 def as_pictures(sample: Sample, clips: Sequence[Clip]) -> tuple[list[Message], list[Image.Image]]:
     """The chat and the pictures of a sample with each clip written as its frames, each behind the time at which it is seen."""
     left: dict[str, Any] = {"image": iter(sample.images), "video": iter(clips)}

@@ -6,7 +6,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from qwen_vl_grpo import checkpoints, groups, processors, tracking
 from qwen_vl_grpo.correction import importance_weights, joined, statistics
 from qwen_vl_grpo.errors import DivergenceError, PolicyError, RegistryError
+from qwen_vl_grpo.interfaces import Clip
 from qwen_vl_grpo.pictures import OncePreprocessed, SharedRows
 from qwen_vl_grpo.rollouts import FaithfulGeneration
 
@@ -40,9 +41,17 @@ OF_COMPLETIONS = (
 class VisionGRPOTrainer(GRPOTrainer):
     """GRPO on pictures and clips: tables that W&B accepts, nothing seen is sent between ranks, batches mix pictures, clips and text."""
 
-    def __init__(self, *arguments: Any, correction: str = "sequence_mean", checkpoint_limit: int | None = None, **named: Any):
+    def __init__(
+        self,
+        *arguments: Any,
+        correction: str = "sequence_mean",
+        checkpoint_limit: int | None = None,
+        clip_of: Callable[[Mapping[str, Any]], Clip] | None = None,
+        **named: Any,
+    ):
         if processors.tokenizer(named["processing_class"]).padding_side != "left":  # trl#5785
             raise PolicyError("the processor pads on the right, which puts picture types on padded places; set padding_side to left")
+        self._clip_of = clip_of
         super().__init__(*arguments, **named)
         self._table_images: list[Any] = []
         self._given: list[dict[str, Any]] = []
@@ -58,7 +67,7 @@ class VisionGRPOTrainer(GRPOTrainer):
 
     def _get_dataloader(self, dataset: Any, *arguments: Any, is_training: bool = False, **named: Any) -> Any:
         """Read a row once a generation, and not once a completion and micro-batch."""
-        rows = SharedRows(dataset) if is_training and isinstance(dataset, datasets.Dataset) else dataset
+        rows = SharedRows(dataset, self._clip_of) if is_training and isinstance(dataset, datasets.Dataset) else dataset
         return super()._get_dataloader(rows, *arguments, is_training=is_training, **named)  # type: ignore[arg-type]
 
     def _set_signature_columns_if_needed(self) -> None:

@@ -91,7 +91,7 @@ def trainer_of(checkpoint, config_of, rows_of, tmp_path):
 
 def read(trainer):
     """All rows of a trainer, their pictures and clips read."""
-    return pictures.SharedRows(trainer.train_dataset).__getitems__(range(len(trainer.train_dataset)))
+    return pictures.SharedRows(trainer.train_dataset, trainer._clip_of).__getitems__(range(len(trainer.train_dataset)))
 
 
 def by_hand(trainer, row, completion):
