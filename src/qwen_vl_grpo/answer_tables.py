@@ -59,7 +59,7 @@ def _evaluation(card: RunCard, run_dir: Path) -> None:
     ]  # fmt: skip
     columns = ["item", "prompt", "image", "gold", *(f"{when}/{name}" for when in whens for name in ("completion", "correct"))]
     run.log({"answers": wandb.Table(columns=columns, data=answers)})
-    run.finish()
+    trackers.finish(run)
 
 
 def _kinds(scores: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
@@ -96,7 +96,7 @@ class Inference:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for run_id, run in self._runs.items():
             tracking.forgiving("W&B", self._summarize)(run_id, run)
-            tracking.forgiving("W&B", run.finish)(exit_code=0 if kind is None else 1)
+            tracking.forgiving("W&B", trackers.finish)(run, exit_code=0 if kind is None else 1)
 
     def add(self, record: Record) -> None:
         """Send how long an answer took, and how many tokens it has."""

@@ -106,9 +106,8 @@ class DrawnAnswers:
         if run.task is None or run.task.states is None:
             return request
         if run not in self._states:
-            rendering = _sections(run)[0]
-            kind: Any = run.task.states if ".py:" in rendering.name else rendering.name
-            self._states[run] = PolicyStates(kind, model, run.processor, rendering.negative_prompt, frozen=True)
+            kind: Any = run.task.states
+            self._states[run] = PolicyStates(_sections(run)[0], kind, model, run.processor, frozen=True)
         sources = tuple(policy_states.source(dataset.fit(picture, run.processor, run.config)) for picture in pictures)
         (encoded,) = self._states[run].encode([prompt], [words], [sources])
         return replace(request, sources=sources, conditioning=encoded.conditioning)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qwen_vl_grpo.interfaces import Conditioning, RenderRequest, Source
+from qwen_vl_grpo.rendered_sections import RendererSection
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -20,17 +21,19 @@ NEGATIVES = 64
 class PolicyStates:
     """The encoder of images/embeddings.py, given text and pictures instead of turns.
 
-    `frozen` says that the weights below the adapters never change, so that what they made of the negative prompt is kept.
+    `kind` is the pipeline whose template an own renderer's states are made with; the known renderers have theirs. `frozen` says that
+    the weights below the adapters never change, so that what they made of the negative prompt is kept.
     """
 
-    def __init__(self, kind: Kind, model: Any, processor: Any, negative_prompt: str, frozen: bool):
+    def __init__(self, section: RendererSection, kind: Kind, model: Any, processor: Any, frozen: bool):
         from qwen_vl_grpo.images.embeddings import PolicyEncoder  # heavy, and a replay of words needs none of it
 
-        self._encoder = PolicyEncoder(kind, model, processor)
+        known: Any = kind if ".py:" in section.name else section.name
+        self._encoder = PolicyEncoder(known, model, processor)
         self._tokenizer = processor.tokenizer
         ends = self._tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
         self._ends = {self._tokenizer.eos_token_id, self._tokenizer.pad_token_id, *ends}
-        self._negative_prompt, self._frozen = negative_prompt, frozen
+        self._negative_prompt, self._frozen = section.negative_prompt, frozen
         self._negatives: dict[tuple[Source, ...], Conditioning] = {}
 
     def encode(

@@ -109,21 +109,17 @@ class StatesReward(RenderedReward):
     """
 
     def __init__(self, config: RunConfig, kind: Kind):
-        """`kind` is the pipeline whose template an own renderer's states are made with; the known renderers have theirs.
-
-        Raises ConfigError, too, for a policy whose states the renderer cannot read.
-        """
-        own = config.renderer is not None and ".py:" in config.renderer.name
-        if not own:
+        """Raises ConfigError, too, for a policy whose states the renderer cannot read; for `kind` see PolicyStates."""
+        if config.renderer is None or ".py:" not in config.renderer.name:
             width.check(config)
         super().__init__(config, lambda text: answers.without_end(text).strip())
-        self._kind: Any = kind if own else self._rendering.name
+        self._kind: Kind = kind
         self._states: PolicyStates | None = None
         self._sources: dict[int, tuple[Image, Source]] = {}
 
     def hold(self, model: Any, processor: Any) -> None:
         """Take the policy, as the trainer holds it: adapters that learn are seen as they are at each call."""
-        self._states = PolicyStates(self._kind, model, processor, self._rendering.negative_prompt, frozen=self._config.lora.enabled)
+        self._states = PolicyStates(self._rendering, self._kind, model, processor, frozen=self._config.lora.enabled)
         generator: Any = self._score.generator
         if hasattr(generator, "negative"):
             generator.negative = self._states.negative

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,30 @@ def wandb_run(folder: Path, mode: str, **named: Any) -> Any:
     import wandb
 
     return wandb.init(dir=str(folder), mode=mode, **named)  # type: ignore[arg-type]
+
+
+def finish(run: Any, longer: float = 15.0, **how: Any) -> None:
+    """Let a W&B run finish in WANDB_FINISH_TIMEOUT and `longer` seconds, or take its process away, which wandb says as an error.
+
+    Its own limit does not hold for an artifact that was on its way when the service went: that is tried again for ever (wandb 0.31).
+    """
+    limit = float(os.environ["WANDB_FINISH_TIMEOUT"])
+    timer = threading.Timer(limit + longer, _take_away)
+    timer.daemon = True
+    if limit > 0:  # 0 waits for ever
+        timer.start()
+    try:
+        run.finish(**how)
+    finally:
+        timer.cancel()
+
+
+def _take_away() -> None:
+    import psutil  # only for a service that is gone
+
+    for process in psutil.Process().children():
+        if process.name().startswith("wandb-core"):
+            process.kill()
 
 
 def report_again(run: Any, written: Sequence[dict[str, Any]], tables: Path | None = None, step: int = 0) -> None:

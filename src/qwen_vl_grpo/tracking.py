@@ -195,7 +195,7 @@ def refer(card: RunCard, run_dir: Path) -> None:
 def finish() -> None:
     """Flush and close what tracks the run; W&B gives up after a minute if its service is gone, and `wandb sync` sends the rest later."""
     if (run := _wandb()) is not None:
-        forgiving("W&B", run.finish)()
+        forgiving("W&B", trackers.finish)(run)
     if _trackio() is not None:
         forgiving("trackio", sys.modules["trackio"].finish)()
     while trackers.writers:

@@ -85,13 +85,15 @@ class VisionGRPOTrainer(GRPOTrainer):
         """Let no group teach that its judge's noise explains, and say whether a reward wants that; in place, and after the gathering: a
         group may lie on several ranks."""
         functions: list[Any] = list(self.reward_funcs)
+        gated = False
         for column, function in enumerate(functions):
             if times := getattr(function, "noise_gate", 0.0):
                 own = [math.nan if noise is None else noise for noise in function.noises]
                 noises: Any = self.accelerator.gather(torch.tensor(own, device=rewards.device))
                 rewards[:, column], share = groups.noise_gate(rewards[:, column], noises, size, times)
                 self._metrics["train"]["groups/gated"].append(share)
-        return any(getattr(function, "noise_gate", 0.0) for function in functions)
+                gated = True
+        return gated
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """Preprocess each picture once, and leave the importance ratio to the loss: TRL reads every sample once more for it."""

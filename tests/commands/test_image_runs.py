@@ -32,13 +32,13 @@ def own_key(monkeypatch):
 
 def test_a_run_is_judged_over_http_and_the_key_is_nowhere(workshop, drawn, own_key):
     with JudgeServer(images.answer) as server:
-        done = workshop.train("drawn", **judge(drawn, server))
+        done = workshop.train("painted", **judge(drawn, server))
     assert done.returncode == 0, done.stderr
     assert {asked.headers["authorization"] for asked in server.asked} == {f"Bearer {KEY}"}
-    steps = [line for line in workshop.metrics("drawn") if "loss" in line]
+    steps = [line for line in workshop.metrics("painted") if "loss" in line]
     assert all(0 < step["reward"] < 1 and 0 <= step["judge/fidelity"] <= 1 and step["rendered/embed_seconds"] > 0 for step in steps)
     files = [path for path in workshop.folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    assert (workshop.run_dir("drawn") / "gallery.jsonl") in files and (workshop.folder / "judgements.sqlite") in files
+    assert (workshop.run_dir("painted") / "gallery.jsonl") in files and (workshop.folder / "judgements.sqlite") in files
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
     assert KEY not in done.stdout + done.stderr
 
@@ -52,7 +52,8 @@ def test_a_judge_that_breaks_on_the_way_ends_the_run_and_no_score_is_made_up(wor
     assert workshop.card("broken-off")["state"] == "failed"
 
 
-def test_a_missing_key_is_said_before_anything_is_loaded(workshop, drawn, refused):
+def test_a_missing_key_is_said_before_anything_is_loaded(workshop, drawn, refused, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     said = refused(workshop.train("keyless", **drawn))
     assert "OPENAI_API_KEY is not set, and the judge needs it" in said
     assert not workshop.run_dir("keyless").exists()

@@ -147,6 +147,19 @@ def test_a_tracker_that_goes_away_costs_a_warning_and_no_metric(workshop, gone):
     assert [line["step"] for line in workshop.metrics(f"left-{gone}") if "loss" in line] == [1, 2, 3]
 
 
+def test_a_service_that_takes_no_files_keeps_no_run_from_ending(workshop):
+    """wandb tries to send an artifact again for ever, whatever its own limit says."""
+    config = workshop.config("unsent", max_steps=1, tracking={"report_to": "wandb", "mode": "online"})
+    with served() as service:
+        service.full = True
+        own = workshop.environment | service.environment | {"WANDB_FINISH_TIMEOUT": "3"}
+        command = [sys.executable, "-m", "qwen_vl_grpo", "train", "--config", config]
+        done = subprocess.run(command, cwd=workshop.folder, env=own, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "it has gaps from here on, the files here have none" in done.stderr
+    assert workshop.card("unsent")["state"] == "finished"
+
+
 def test_the_card_says_how_the_run_was_tracked(workshop, tracked):
     kept = workshop.card(tracked)["tracking"]
     assert (kept["report_to"], kept["id"], kept["mode"]) == ("wandb", tracked, "offline")

@@ -25,6 +25,8 @@ class Service:
 
     def __init__(self) -> None:
         self.url = ""
+        self.full = False
+        """Whether uploads of files are refused, for the client to try again."""
         self.runs: dict[str, dict[str, Any]] = {}
         self.lines: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
         self.files: dict[str, bytes] = {}
@@ -125,15 +127,15 @@ def served() -> Iterator[Service]:
 
         def do_PUT(self) -> None:
             service.files[self.path.removeprefix("/")] = self._body()
-            self._reply({})
+            self._reply({}, 503 if service.full else 200)
 
         def _body(self) -> bytes:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             return gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
 
-        def _reply(self, answer: dict[str, Any]) -> None:
+        def _reply(self, answer: dict[str, Any], status: int = 200) -> None:
             content = json.dumps(answer).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()

@@ -89,7 +89,7 @@ def test_pictures_of_the_items_that_are_shown_later_are_kept_beside_the_answers(
 
 def _sample(run, system):
     item = question("red", "red")
-    opened = answering._open(item, HOW)
+    opened = answering.opened_of(item, HOW)
     return answering._question(run, item, [picture.image for picture in opened], answering.How(system), 4096).sample
 
 

@@ -17,6 +17,7 @@ from qwen_vl_grpo import config as configs
 from qwen_vl_grpo import planning, rendered_footprint, shapes, tasks
 from qwen_vl_grpo.footprint import CONTEXT, GIB, Prompt
 from qwen_vl_grpo.rendered_footprint import HOST, KEPT, POLICY
+from qwen_vl_grpo.sections import TaskSection
 
 SEVEN = shapes.published("Qwen/Qwen2-VL-7B-Instruct")
 SD3, QWEN = "stabilityai/stable-diffusion-3-medium-diffusers", "Qwen/Qwen-Image"
@@ -95,7 +96,7 @@ def test_a_picture_of_qwen_image_takes_what_its_transformer_holds_for_it(monkeyp
 
 
 def test_every_task_whose_default_reward_is_drawn_is_counted():
-    drawn = {name for name, build in tasks.TASKS.items() if "rendered_reward" in dict(build("strict").rewards)}
+    drawn = {name for name in tasks.TASKS if "rendered_reward" in dict(tasks.build(TaskSection(name=name)).rewards)}
     assert drawn <= set(rendered_footprint.DRAWN)
     assert rendered_footprint.draws(run()) and not rendered_footprint.draws(run(task={"name": "visual_reasoning"}))
     assert not rendered_footprint.draws(run(rewards=[{"function": "xmlcount_reward_func"}]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from qwen_vl_grpo import shapes, weights
 from qwen_vl_grpo.config import RunConfig
@@ -36,13 +35,7 @@ def check(config: RunConfig) -> None:
 def of_transformer(model: str, revision: str | None) -> int:
     """How wide the states are that a pipeline's DiT reads, from its transformer/config.json in a folder or on the Hub."""
     name = "transformer/config.json"
-    weights.check("renderer.model", model, name, revision, ConfigError)
-    if Path(model).is_dir():
-        path = Path(model) / name
-    else:
-        from huggingface_hub import hf_hub_download
-
-        path = Path(hf_hub_download(model, name, revision=revision))  # it is here by now
+    path = weights.check("renderer.model", model, name, revision, ConfigError)
     try:
         return int(json.loads(path.read_text(encoding="utf-8"))["joint_attention_dim"])
     except (OSError, ValueError, KeyError, TypeError) as error:

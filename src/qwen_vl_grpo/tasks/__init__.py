@@ -7,13 +7,15 @@ from collections.abc import Callable
 
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import ConfigError
-from qwen_vl_grpo.interfaces import Mode, RewardFunction, Task
+from qwen_vl_grpo.interfaces import RewardFunction, Task
 from qwen_vl_grpo.rewards import find, load_function
 from qwen_vl_grpo.sections import RewardEntry, TaskSection
 from qwen_vl_grpo.tasks import image_edit, prompt_enhancement, text_to_image, visual_reasoning
 
-TASKS: dict[str, Callable[[Mode], Task]] = {
-    "visual_reasoning": visual_reasoning.build,
+PUBLISHED = "visual_reasoning"
+"""The task that has published rewards beside its own."""
+TASKS: dict[str, Callable[[], Task]] = {
+    PUBLISHED: visual_reasoning.build,
     "prompt_enhancement": prompt_enhancement.build,
     "image_edit": image_edit.build,
     "text_to_image": text_to_image.build,
@@ -40,7 +42,11 @@ def build(section: TaskSection) -> Task:
         near = difflib.get_close_matches(section.name, TASKS, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(TASKS)}"
         raise ConfigError(f"task.name: no task is called {section.name!r}; {hint} Your own is written path/to/file.py:function")
-    return TASKS[section.name](section.mode)
+    if section.name == PUBLISHED:
+        return visual_reasoning.build(section.mode)
+    if section.mode == "documented":
+        raise ConfigError(f"task.mode: documented is for {PUBLISHED}, which has published rewards; remove it")
+    return TASKS[section.name]()
 
 
 def rewards(task: Task, config: RunConfig) -> list[tuple[RewardFunction, float]]:

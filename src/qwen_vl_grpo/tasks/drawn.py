@@ -1,17 +1,27 @@
-"""What the tasks share whose completions a frozen diffusion model sees as the policy's own states: image_edit and text_to_image.
+"""What the tasks share whose completions are drawn: how a row is read, and the form of those that draw from the policy's own states.
 
-What such a completion is worth shows in its picture alone, so the words are judged well-formed or not, and neither right nor wrong.
+What a completion of image_edit or text_to_image is worth shows in its picture alone, so the words are judged well-formed or not, and
+neither right nor wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from qwen_vl_grpo import answers
 from qwen_vl_grpo.errors import DataError
-from qwen_vl_grpo.interfaces import Message, Sample, Verdict
+from qwen_vl_grpo.interfaces import Message, Sample, Task, Verdict
+from qwen_vl_grpo.rendered_reward import StatesReward
 from qwen_vl_grpo.sections import ColumnName, DataSection
+
+
+def task(name: str, system_prompt: str, states: Literal["qwen_image", "qwen_image_edit"], **own: Any) -> Task:
+    """A task whose renderer sees the policy's own states, by the template of the pipeline `states`; `own` is its way to read rows."""
+    made: Any = partial(StatesReward, kind=states)
+    rewards, own_rewards = (("rendered_reward", 1.0),), {"rendered_reward": made}
+    return Task(name, system_prompt, rewards, judge=judge, own_rewards=own_rewards, told=told, shown=shown, states=states, **own)
 
 
 def column(ours: ColumnName, guesses: Sequence[str], what: str, row: Mapping[str, Any], data: DataSection) -> str:

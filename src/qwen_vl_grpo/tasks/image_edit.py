@@ -18,12 +18,10 @@ Any other set works that has a picture and an instruction in each row: `data.col
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from qwen_vl_grpo.errors import ConfigError, DataError
-from qwen_vl_grpo.interfaces import Mode, Sample, Task
-from qwen_vl_grpo.rendered_reward import StatesReward
+from qwen_vl_grpo.errors import DataError
+from qwen_vl_grpo.interfaces import Sample, Task
 from qwen_vl_grpo.sections import DataSection
 from qwen_vl_grpo.tasks import drawn
 from qwen_vl_grpo.tasks.visual_reasoning import pictures
@@ -35,28 +33,12 @@ material, and how it fits into the light and perspective of the rest. Change not
 and brief: at most 200 words."""
 
 LEVELS = range(1, 9)
-STATES = "qwen_image_edit"
 GUESSES = ("instruction", "edit_instruction", "prompt", "question")
 """Columns tried in this order where `data.columns.question` does not say."""
 
 
-def build(mode: Mode = "strict") -> Task:
-    if mode == "documented":
-        raise ConfigError("task.mode: documented is for visual_reasoning, which has published rewards; remove it")
-    rewards = (("rendered_reward", 1.0),)
-    own = {"rendered_reward": partial(StatesReward, kind=STATES)}
-    return Task(
-        "image_edit",
-        SYSTEM_PROMPT,
-        rewards,
-        read_row,
-        drawn.judge,
-        own_rewards=own,
-        told=drawn.told,
-        shown=drawn.shown,
-        arrange=arrange,
-        states=STATES,
-    )
+def build() -> Task:
+    return drawn.task("image_edit", SYSTEM_PROMPT, "qwen_image_edit", read_row=read_row, arrange=arrange)
 
 
 def arrange(rows: Sequence[Mapping[str, Any]], data: DataSection) -> list[tuple[int, Mapping[str, Any]]]:

@@ -15,11 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qwen_vl_grpo import enhancement
-from qwen_vl_grpo.errors import ConfigError, DataError
-from qwen_vl_grpo.interfaces import Mode, RewardFunction, Sample, Task, Verdict
+from qwen_vl_grpo.errors import DataError
+from qwen_vl_grpo.interfaces import RewardFunction, Sample, Task, Verdict
 from qwen_vl_grpo.rendered_reward import RenderedReward
 from qwen_vl_grpo.rendered_sections import PenaltiesSection
 from qwen_vl_grpo.sections import DataSection
+from qwen_vl_grpo.tasks import drawn
 
 if TYPE_CHECKING:
     from qwen_vl_grpo.config import RunConfig
@@ -32,9 +33,7 @@ GUESSES = ("prompt", "text", "caption", "question")
 """Columns tried in this order where `data.columns.question` does not say."""
 
 
-def build(mode: Mode = "strict") -> Task:
-    if mode == "documented":
-        raise ConfigError("task.mode: documented is for visual_reasoning, which has published rewards; remove it")
+def build() -> Task:
     rewards = (("rendered_reward", 1.0),)
     own = {"rendered_reward": rendered_reward}
     return Task("prompt_enhancement", SYSTEM_PROMPT, rewards, read_row, judge, own_rewards=own, told=told, shown=shown)
@@ -42,23 +41,16 @@ def build(mode: Mode = "strict") -> Task:
 
 def read_row(row: Mapping[str, Any], data: DataSection, system_prompt: str) -> Sample:
     """Turn one raw row into a sample; raises DataError (no prompt, or a size that is none)."""
-    asked = data.columns.get("question")
-    name = next((name for name in ((asked,) if asked else GUESSES) if name in row), None)
-    if name is None:
-        tried = repr(asked) if asked else " or ".join(map(repr, GUESSES))
-        raise DataError(f"has no column {tried} for the prompt; it has {', '.join(map(str, row))}; map it with data.columns.question")
-    prompt = row[name]
-    if not isinstance(prompt, str) or not prompt.strip():
-        raise DataError(f"column {name!r} holds {prompt!r}; a prompt is text")
+    prompt = drawn.text(drawn.column("question", GUESSES, "prompt", row, data), "a prompt", row)
     sides = [row.get("width"), row.get("height")]
     if sides != [None, None] and not all(str(side).isdigit() and int(str(side)) > 0 for side in sides):
         raise DataError(f"holds width {sides[0]!r} and height {sides[1]!r}; give both in pixels, or neither")
-    columns = {"original_prompt": prompt.strip(), "kind": str(row.get("kind") or "")}
+    columns = {"original_prompt": prompt, "kind": str(row.get("kind") or "")}
     columns |= {} if sides[0] is None else {"width": int(str(sides[0])), "height": int(str(sides[1]))}
     id_column = data.columns.get("id", "id")
     return Sample(
         id=str(row.get(id_column) or ""),
-        prompt=[{"role": "system", "content": system_prompt}, {"role": "user", "content": prompt.strip()}],
+        prompt=drawn.chat(system_prompt, prompt),
         images=[],
         answer="",
         columns=columns,

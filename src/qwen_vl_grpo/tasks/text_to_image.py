@@ -22,13 +22,11 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from qwen_vl_grpo import knowledge
-from qwen_vl_grpo.errors import ConfigError, DataError
-from qwen_vl_grpo.interfaces import Mode, Sample, Task
-from qwen_vl_grpo.rendered_reward import StatesReward
+from qwen_vl_grpo.errors import DataError
+from qwen_vl_grpo.interfaces import Sample, Task
 from qwen_vl_grpo.sections import DISCIPLINES, LEVELS, DataSection
 from qwen_vl_grpo.tasks import drawn
 
@@ -38,7 +36,6 @@ part of what, what causes or comes before what. Then say precisely what the pict
 colour, each arrow with its two ends, and each label word for word. Show nothing that does not belong there. Be concrete and brief: at \
 most 250 words."""
 
-STATES = "qwen_image"
 PROMPTS = ("prompt", "question", "text", "caption")
 GRAPHS = ("Knowledge_Graph", "Visual Components", "knowledge_graph", "rubric")
 """Columns tried in this order where `data.columns` does not say."""
@@ -49,24 +46,8 @@ OFFERED = 64
 """Elements of other graphs that the decoys of a row are chosen from."""
 
 
-def build(mode: Mode = "strict") -> Task:
-    if mode == "documented":
-        raise ConfigError("task.mode: documented is for visual_reasoning, which has published rewards; remove it")
-    rewards = (("rendered_reward", 1.0),)
-    own = {"rendered_reward": partial(StatesReward, kind=STATES)}
-    return Task(
-        "text_to_image",
-        SYSTEM_PROMPT,
-        rewards,
-        read_row,
-        drawn.judge,
-        own_rewards=own,
-        told=drawn.told,
-        shown=drawn.shown,
-        arrange=arrange,
-        subsets=subsets,
-        states=STATES,
-    )
+def build() -> Task:
+    return drawn.task("text_to_image", SYSTEM_PROMPT, "qwen_image", read_row=read_row, arrange=arrange, subsets=subsets)
 
 
 def subsets(data: DataSection) -> list[str]:
