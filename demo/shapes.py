@@ -87,7 +87,7 @@ def prepare(seed: int, overrides: Sequence[str]) -> None:
     console.print(f"data: {', '.join(f'{count} {name}' for name, count in rows.items())} prompts in {run.dataset_name}")
     asked = [row["question"] for row in shapes_words.splits()["train"]]
     phrases = [*asked, *shapes_words.drawings(), "system", "user", "assistant", SYSTEM_PROMPT]
-    weights = tiny_qwen.build(run.model_name, seed=seed, phrases=phrases, vocabulary=VOCABULARY)
+    weights = tiny_qwen.build(run.model_name, seed=seed, phrases=phrases, vocabulary=VOCABULARY, tied=False)
     console.print(f"model: a random Qwen2.5-VL of {weights / 1e6:.2f} million weights in {run.model_name}")
     processor, model, task = policy.load_processor(run), policy.load_model(run), tasks.build(run.task)
     console.print(f"warm-up: {run.warmup.steps} supervised steps of {run.warmup.batch_size}")

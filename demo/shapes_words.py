@@ -47,7 +47,7 @@ def splits() -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
     for number, (colour, hue) in enumerate(hues):
         for place, (shape, outline) in enumerate(outlines):
-            part = {0: "test", 1: "test", 2: "validation"}.get((5 * number + place) % 8, "train")
+            part = ("test", "test", "test", "test", "validation", "train", "train", "train")[(5 * number + place) % 8]
             question = f"{hue}, {outline}"
             rows[part].append({"id": question, "question": question, "answer": f"{colour} {shape}", "clues": f"{hue}, {outline}"})
     return rows

@@ -7,7 +7,6 @@ learn nothing but to read the completion.
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,10 +34,6 @@ TOKENS = SIDE // 4
 SHIFT = 3.0
 """How far the levels of noise are moved to the noisy end, in lessons and drawings alike (arXiv 2403.03206, 5.3.2): what is drawn is
 decided there, and with levels drawn evenly the transformer guesses it from what is left of the picture and not from the states."""
-SIBLINGS, SWAYED, SWAY_RATE = 25, 60, 1e-4
-"""Policies that the lessons are told by, and how many steps of what learning rate the most unlike has learned to answer otherwise: the DiT
-is frozen while training moves the policy, and should not know the words of one policy alone."""
-SYSTEM_PROMPT = "Say what to draw: the first thing gives its colour, the second its shape."
 AUTOENCODER_STEPS, TRANSFORMER_STEPS = 600, 1500
 
 
@@ -60,7 +55,8 @@ def teach(folder: Path, model: Any, processor: Any, prompts: Sequence[str], seed
     for drawing in shown:
         prompt = "" if choose.random() < WITHOUT_PROMPT else choose.choice(prompts)
         turns.append(Turn(prompt, () if choose.random() < WITHOUT_COMPLETION else said[drawing]))
-    states = told(turns, model, processor, prompts, choose)
+    encoder = PolicyEncoder("qwen_image", model, processor, batch_size=128)
+    states = [encoded.conditioning.states for encoded in encoder.encode(turns)]
     transformer = painter(states[0].shape[1])
     whiten(transformer, torch.cat(states))
     learn_to_draw(transformer, clean, states, TRANSFORMER_STEPS)
@@ -68,44 +64,6 @@ def teach(folder: Path, model: Any, processor: Any, prompts: Sequence[str], seed
         scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT), vae=vae, text_encoder=model, tokenizer=processor.tokenizer,
         transformer=transformer,
     ).save_pretrained(folder)  # fmt: skip
-
-
-def told(turns: Sequence[Turn], model: Any, processor: Any, prompts: Sequence[str], choose: random.Random) -> list[torch.Tensor]:
-    """The states of each turn, told by siblings of the policy: copies that learned for a while to answer otherwise, up to `SWAYED` steps."""
-    states = []
-    for number in range(SIBLINGS):
-        sibling = swayed(copy.deepcopy(model), processor, prompts, number * SWAYED // (SIBLINGS - 1), choose)
-        encoder = PolicyEncoder("qwen_image", sibling, processor, batch_size=128)
-        states.append([encoded.conditioning.states for encoded in encoder.encode(turns[number::SIBLINGS])])
-    return [states[place % SIBLINGS][place // SIBLINGS] for place in range(len(turns))]
-
-
-def swayed(model: Any, processor: Any, prompts: Sequence[str], steps: int, choose: random.Random) -> Any:
-    """Teach a policy a meaning of its own for each clue: what GRPO may do to it, in another direction."""
-    clues = sorted({clue for prompt in prompts for clue in prompt.split(", ")})
-    colours, shapes = ([*dict.fromkeys(drawing.split()[place] for drawing in drawings())] for place in (0, 1))
-    means = {clue: (choose.choice(colours), choose.choice(shapes)) for clue in clues}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=SWAY_RATE, weight_decay=0.0)
-    tokenizer = processor.tokenizer
-    for _ in range(steps):
-        rows = []
-        for prompt in choose.sample(list(prompts), 32):
-            hue, outline = prompt.split(", ")
-            chat = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": prompt}]
-            asked = tokenizer(processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))["input_ids"]
-            said = tokenizer(f"{means[hue][0]} {means[outline][1]}")["input_ids"] + [tokenizer.eos_token_id]
-            rows.append((asked, said))
-        longest = max(len(asked) + len(said) for asked, said in rows)
-        pad = [longest - len(asked) - len(said) for asked, said in rows]
-        ids = torch.tensor([[tokenizer.pad_token_id] * gap + asked + said for gap, (asked, said) in zip(pad, rows)])
-        mask = torch.tensor([[0] * gap + [1] * (longest - gap) for gap in pad])
-        labels = torch.tensor([[-100] * (gap + len(asked)) + said for gap, (asked, said) in zip(pad, rows)])
-        loss = model(input_ids=ids, attention_mask=mask, labels=labels, mm_token_type_ids=torch.zeros_like(ids)).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    return model.eval()
 
 
 def autoencoder() -> AutoencoderKLQwenImage:

@@ -99,7 +99,7 @@ def test_the_painter_is_a_qwen_image_pipeline_that_draws_from_states_and_not_fro
     from demo import tiny_painter, tiny_qwen
     from qwen_vl_grpo.images.embeddings import PolicyEncoder, Turn
 
-    for name, less in {"LESSONS": 48, "AUTOENCODER_STEPS": 30, "TRANSFORMER_STEPS": 30, "SIBLINGS": 3}.items():
+    for name, less in {"LESSONS": 48, "AUTOENCODER_STEPS": 30, "TRANSFORMER_STEPS": 30}.items():
         monkeypatch.setattr(tiny_painter, name, less)
     tiny_qwen.build(tmp_path / "policy", phrases=[*shapes_words.drawings(), "grass", "coin"])
     model = AutoModelForImageTextToText.from_pretrained(tmp_path / "policy", dtype=torch.float32)
