@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from qwen_vl_grpo.errors import DataError
-from qwen_vl_grpo.interfaces import Sample, Source, Task
+from qwen_vl_grpo.interfaces import Sample, Task
 from qwen_vl_grpo.rendered_reward import StatesReward
 from qwen_vl_grpo.tasks import drawn
 
@@ -24,8 +24,8 @@ SYSTEM_PROMPT = "Say what to draw: the first thing gives its colour, the second 
 class UnsaidReward(StatesReward):
     """The same reward for pictures that are drawn as if nothing had been said."""
 
-    def _encode(self, prompts: Sequence[str], ids: Sequence[tuple[int, ...]], sources: Sequence[tuple[Source, ...]]) -> Any:
-        return super()._encode(prompts, [()] * len(ids), sources)
+    def _requests(self, words: Sequence[str], prompts: Sequence[str], columns: Mapping[str, Any], log_metric: Any) -> Any:
+        return super()._requests(words, prompts, {**columns, "completion_ids": [()] * len(words)}, log_metric)
 
 
 def build(reward: type[StatesReward] = StatesReward) -> Task:

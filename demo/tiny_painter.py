@@ -34,7 +34,7 @@ TOKENS = SIDE // 4
 SHIFT = 3.0
 """How far the levels of noise are moved to the noisy end, in lessons and drawings alike (arXiv 2403.03206, 5.3.2): what is drawn is
 decided there, and with levels drawn evenly the transformer guesses it from what is left of the picture and not from the states."""
-AUTOENCODER_STEPS, TRANSFORMER_STEPS = 600, 1500
+AUTOENCODER_STEPS, TRANSFORMER_STEPS = 600, 2000
 
 
 def teach(folder: Path, model: Any, processor: Any, prompts: Sequence[str], seed: int) -> None:
