@@ -36,7 +36,7 @@ def warmed_config(seed: int, overrides: Sequence[str]) -> config.RunConfig:
 
 def shapes_config(seed: int, overrides: Sequence[str] = (), said: bool = True) -> config.RunConfig:
     """The config of GRPO, from the warmed-up policy; without `said`, of the control."""
-    own = [f"model_name={policy_of(seed)}", f"renderer.model={painter_of(seed)}", f"run_id={run_id(seed, said)}"]
+    own = [f"model_name={policy_of(seed)}", f"renderer.model={painter_of(seed)}", f"run_id={run_id(seed, 'demo' if said else 'unsaid')}"]
     task = f"task.name=demo/shapes_task.py:{'build' if said else 'build_unsaid'}"
     return warmed_config(seed, [*own, task, *overrides, "warmup=null"])
 
@@ -51,8 +51,8 @@ def policy_of(seed: int) -> Path:
     return OUTPUTS / f"shapes-policy-s{seed}"
 
 
-def run_id(seed: int, said: bool = True) -> str:
-    return ("shapes-demo" if said else "shapes-unsaid") + ("" if seed == 0 else f"-s{seed}")
+def run_id(seed: int, kind: str = "demo") -> str:
+    return f"shapes-{kind}" + ("" if seed == 0 else f"-s{seed}")
 
 
 def main() -> None:
@@ -63,7 +63,8 @@ def main() -> None:
     taught = time.process_time()
     run = shapes_config(given.seed, given.set)
     card, unsaid = train(run), train(shapes_config(given.seed, given.set, said=False))
-    ends = {"drawn": measured(run, card, unsaid), "seconds": round(time.perf_counter() - started)}
+    moments = zip(MOMENTS, (Path(run.model_name), checkpoint(run, card), checkpoint(run, unsaid)), strict=True)
+    ends = {"drawn": measured(run, dict(moments)), "seconds": round(time.perf_counter() - started)}
     ends |= {"cpu_seconds": round(time.process_time()), "taught_cpu_seconds": round(taught)}
     ends_file(given.seed).write_text(json.dumps(ends, indent=2), encoding="utf-8")
     show(card, ends)
@@ -98,9 +99,14 @@ def prepare(seed: int, overrides: Sequence[str]) -> None:
     tiny_painter.teach(painter_of(seed), model, processor, asked, seed)
 
 
-def measured(run: config.RunConfig, card: RunCard, unsaid: RunCard) -> dict[str, Any]:
-    """Pictures of the held-out prompts: by the policy before and after GRPO and after the control, drawn from its own states and from
-    those of no words; and drawn from the right words by the policies before and after.
+def checkpoint(run: config.RunConfig, card: RunCard) -> Path:
+    """The folder of the weights that a run of this demonstration ended with."""
+    return run.run_dir.parent / card.run_id / str(card.checkpoint)
+
+
+def measured(run: config.RunConfig, places: dict[str, Path]) -> dict[str, Any]:
+    """Points of the held-out prompts' pictures for the policy in each of `places`: drawn from its own words, from no words, and from the
+    right words as that policy reads them.
     """
     from demo import shapes_task
     from qwen_vl_grpo import answering, policy, tasks
@@ -108,11 +114,9 @@ def measured(run: config.RunConfig, card: RunCard, unsaid: RunCard) -> dict[str,
     processor, task = policy.load_processor(run), tasks.build(run.task)
     samples = [task.read_row(row, run.data, task.system_prompt) for row in rows_of(run)]
     rewards = {"its words": shapes_task.StatesReward(run, kind="qwen_image"), "no words": shapes_task.UnsaidReward(run, kind="qwen_image")}
-    control = run.run_dir.parent / unsaid.run_id / str(unsaid.checkpoint)
-    places = {"before": run.model_name, "after": str(run.run_dir / str(card.checkpoint)), "control": str(control)}
     found: dict[str, Any] = {name: {} for name in (*rewards, "the right words")}
     for moment, place in places.items():
-        model = policy.load_model(run, place)
+        model = policy.load_model(run, str(place))
         generate = answering.with_transformers(model, processor, run.max_completion_length, run.evaluation.batch_size, run.seed)
         said = {"greedy": generate(samples, 1, 0.0), "sampled": generate(samples, run.evaluation.samples, run.temperature)}
         for name, reward in rewards.items():
