@@ -13,7 +13,7 @@ from pathlib import Path
 from demo.__main__ import OUTPUTS, arguments, console, in_one_line, speak, train  # sets the CPU first
 from demo.shapes import checkpoint, measured, run_id, shapes_config
 
-RATES = (5e-5, 2e-4, 1e-3)
+RATES = (5e-5, 2e-4)
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
         run = shapes_config(given.seed, [*own, *given.set])
         found[f"{rate:g}"] = {name: of["whole"] for name, of in measured(run, {"whole": checkpoint(run, train(run))}).items()}
         console.print(f"learning rate {rate:g}: {found[f'{rate:g}']}")
-    ends_file(given.seed).write_text(json.dumps(found, indent=2), encoding="utf-8")
+        ends_file(given.seed).write_text(json.dumps(found, indent=2), encoding="utf-8")
 
 
 def ends_file(seed: int) -> Path:
