@@ -121,9 +121,9 @@ def costs(seed: int, found: Mapping[str, Any]) -> str:
 
 
 def compared(whole: Mapping[int, Any], ends: Ends) -> list[str]:
-    """The section on policies that learned whole, nothing if that was not measured."""
+    """The section on policies that learned whole, or that it was not measured."""
     if not whole:
-        return []
+        return ["`python -m demo.shapes_whole` trains all of the language model instead; that was not measured here.", ""]
     table = []
     for seed, rates in whole.items():
         drawn = ends[seed]["drawn"]
