@@ -16,7 +16,7 @@ DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS.parent / "src"), str(DOCS.parent)]
 
 from docs import reward_logic  # noqa: E402 - the line above makes it importable
-from qwen_vl_grpo import cli, config, footprint, interfaces, model_card, rendered_sections, sections, shapes  # noqa: E402
+from qwen_vl_grpo import cli, config, footprint, interfaces, model_card, rendered_sections, sections, shapes, video_sections  # noqa: E402
 from qwen_vl_grpo import planning as plans  # noqa: E402
 
 NOTICE = "<!-- Made from the code by `make docs`; change the code instead. -->\n"
@@ -34,7 +34,9 @@ def configuration() -> str:
         "",
     ]
     keys = {name: field.annotation for name, field in config.RunConfig.model_fields.items()}
-    written = [node for module in (sections, rendered_sections, config) for node in ast.parse(inspect.getsource(module)).body]
+    written = [
+        node for module in (sections, rendered_sections, video_sections, config) for node in ast.parse(inspect.getsource(module)).body
+    ]
     classes = {node.name: node for node in written if isinstance(node, ast.ClassDef)}
     page += ["## Flat keys", "", *table(classes["RunConfig"])]
     for name, annotation in keys.items():

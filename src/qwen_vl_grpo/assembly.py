@@ -136,6 +136,8 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
             correction=config.importance_correction,
             checkpoint_limit=config.save_total_limit,
         )
+    if trainer.ref_model is not None:  # full fine-tuning with a KL term: the same tokens, or two equal policies would differ
+        policy.forbid(trainer.accelerator.unwrap_model(trainer.ref_model), processors.vision_token_ids(prepared.processor))
     if footprint.has_engine(config) and config.vllm_enable_sleep_mode and not trainer.vllm_generation.enable_sleep_mode:
         machine = hardware.detect()
         plan_awake(config, prepared, trainer, machine, hardware.memory_gib(machine))
@@ -192,6 +194,8 @@ def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run
     given = dict(config.trl)
     sampling = rollouts.forbid_vision_tokens(processor, config.use_vllm) | given.pop("generation_kwargs", {})
     engine: dict[str, Any] = {}
+    if config.model_revision and config.beta and not config.lora.enabled:
+        given["model_init_kwargs"] = {"revision": config.model_revision}  # TRL loads the reference with it, though it warns it would not
     if config.use_vllm:
         engine = {
             "use_vllm": True,

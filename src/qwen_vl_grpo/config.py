@@ -29,6 +29,7 @@ from qwen_vl_grpo.sections import (
     TrackingSection,
     WarmupSection,
 )
+from qwen_vl_grpo.video_sections import VideoSection
 
 
 class RunConfig(Section):
@@ -116,6 +117,8 @@ class RunConfig(Section):
     """Supervised steps before GRPO; the warmed-up model is then the base of the run."""
     evaluation: EvaluationSection = EvaluationSection()
     """Scores on held-out rows."""
+    video: VideoSection = VideoSection()
+    """Which frames of a clip the policy sees."""
     renderer: RendererSection | None = None
     """What draws a completion, for a task that has it drawn; none takes the defaults."""
     judge: JudgeSection | None = None

@@ -50,12 +50,10 @@ def rollouts(config: RunConfig) -> dict[str, dict[str, float]]:
 
 @contextmanager
 def moved(model: Any) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Add noise to what learns in the language model, and give the weights back bit by bit."""
-    kept = [
-        (weight, weight.data.clone())
-        for name, weight in model.named_parameters()
-        if weight.requires_grad and policy.part(name) == "language" and "lora_A" not in name
-    ]
+    """Add noise to what learns in the language model, or beside it where that is frozen, and give the weights back bit by bit."""
+    learning = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad and "lora_A" not in name]
+    language = [pair for pair in learning if policy.part(pair[0]) == "language"]
+    kept = [(weight, weight.data.clone()) for _, weight in language or learning]
     generator = torch.Generator().manual_seed(0)
     for weight, _ in kept:
         weight.data.add_((torch.randn(weight.shape, generator=generator) * MOVED).to(weight))

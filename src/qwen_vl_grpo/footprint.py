@@ -205,16 +205,17 @@ def backward(config: RunConfig, shapes: Shapes, tokens: int, patches: int) -> in
     checkpoints = tokens * width * shapes.hidden * recomputed
     layers = tokens * _widths(shapes, config, "kept") * (shapes.layers - recomputed) * wider
     if not lora.vision or not shapes.vision_depth:  # policy.recompute keeps a frozen tower out of the backward pass
-        tower_kept = tower_working = patch_ends = 0.0
+        tower_kept = tower_working = 0.0
     else:
         tower = TOWER[shapes.family]
-        patch_ends = patches * PATCH_ENDS * shapes.vision_hidden
         tower_kept = patches * _tower_widths(shapes, tower["kept"]) * shapes.vision_depth * wider
         tower_working = 0.0
         if recomputed:
             tower_kept = patches * width * shapes.vision_hidden * shapes.vision_depth
             tower_working = patches * _tower_widths(shapes, tower["recomputed"])
-    ends, head = tokens * TOKEN_ENDS * shapes.hidden + patch_ends, _head(config, shapes, learns=not lora.enabled)
+    patch_ends = 0 if lora.parts in (("language",), ("head",)) else patches * PATCH_ENDS * shapes.vision_hidden
+    ends = tokens * TOKEN_ENDS * shapes.hidden + patch_ends
+    head = _head(config, shapes, learns=not lora.enabled and bool(lora.language))
     # the backward pass begins at the last layer, which is kept, and comes to the recomputed ones when what was kept is gone
     begins = layers + max(tokens * _widths(shapes, config, "extra") if layers else 0.0, head) * wider
     comes = max(tokens * _widths(shapes, config, "recomputed") if recomputed else 0.0, tower_working) * wider

@@ -29,8 +29,27 @@ greedy completions it gets `moment` instead, the name of the evaluation.
 
 
 @dataclass(frozen=True)
+class Clip:
+    """The frames chosen from a video, with what tells when each of them was seen."""
+
+    frames: Any = field(compare=False, repr=False)
+    """uint8 array of shape (frames, height, width, 3), RGB, upright, at the size that the policy reads."""
+    indices: tuple[int, ...]
+    """Place of each frame in the video; where its frames are not evenly spaced, the place that an even spacing would give its time."""
+    fps: float
+    """Frames a second of the video, so that a frame is seen at index / fps seconds."""
+    total: int
+    """Frames of the video."""
+    sha256: str
+    """Of the video's file."""
+
+
+@dataclass(frozen=True)
 class Sample:
-    """One question, ready for the policy: the chat, its pictures, and what the rewards need to know."""
+    """One question, ready for the policy: the chat, its pictures and clips, and what the rewards need to know.
+
+    The chat's parts {"type": "image"} and {"type": "video"} are the places of `images` and `videos`, in their order.
+    """
 
     id: str
     prompt: list[Message]
@@ -39,6 +58,7 @@ class Sample:
     columns: Mapping[str, Any] = field(default_factory=dict)
     remarks: Sequence[str] = ()
     """What is odd about a row that can be used all the same; counted and said when the rows are prepared."""
+    videos: Sequence[Clip] = ()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from qwen_vl_grpo.sections import LoraSection
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 TEXT_FAMILIES = ("qwen2", "qwen3")
 """Those that read text alone, for tasks without pictures; Qwen2.5 is of the family qwen2."""
+HEAD = "lm_head.weight"
 VISION_LINEARS = "qkv|proj|gate_proj|up_proj|down_proj|fc1|fc2|linear_fc1|linear_fc2"
 
 
@@ -91,8 +92,9 @@ def check(config: RunConfig, name: str | None = None) -> None:
     if family not in (*FAMILIES, *TEXT_FAMILIES):
         known = ", ".join((*FAMILIES, *TEXT_FAMILIES))
         raise PolicyError(f"model_name {source}: is of the family {family}; the families that learn here are {known}")
-    if family in TEXT_FAMILIES and config.lora.vision:
-        raise PolicyError(f"lora.vision: {source} is a text-only model and has no vision tower; set it to false")
+    if family in TEXT_FAMILIES and config.lora.parts not in (("language",), ("head",)):
+        key = next((name for name in config.lora.parts if name != "language"), "language")
+        raise PolicyError(f"lora.{key}: {source} is a text-only model and has no vision tower; let its language learn alone")
     attention(config)
     quantization(config.lora)
 
@@ -166,18 +168,26 @@ def adapter(lora: LoraSection) -> LoraConfig | None:
     """
     if not lora.enabled:
         return None
-    language = rf"layers\.\d+\.(?:.*\.)?(?:{'|'.join(lora.target_modules)})"
-    vision = rf"|visual\.(?:blocks|merger|deepstack_merger_list)\.(?:.*\.)?(?:{VISION_LINEARS}|mlp\.0|mlp\.2)" if lora.vision else ""
-    return LoraConfig(
-        r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=rf".*(?:{language}{vision})", task_type="CAUSAL_LM"
-    )
+    layers = {
+        "language": rf"layers\.\d+\.(?:.*\.)?(?:{'|'.join(lora.target_modules)})",
+        "vision": rf"visual\.blocks\.(?:.*\.)?(?:{VISION_LINEARS})",
+        "merger": rf"visual\.(?:merger|deepstack_merger_list)\.(?:.*\.)?(?:{VISION_LINEARS}|mlp\.0|mlp\.2)",
+    }
+    pattern = "|".join(layers[name] for name in lora.parts)
+    return LoraConfig(r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=f".*(?:{pattern})", task_type="CAUSAL_LM")
 
 
 def freeze(model: Any, lora: LoraSection) -> None:
-    """In full fine-tuning, keep the vision tower as it is unless the config trains it."""
-    if not lora.enabled and not lora.vision:
+    """In full fine-tuning, keep the parts as they are that the config does not train.
+
+    Each weight is frozen by itself: `module.requires_grad = False` only sets an attribute, and an untied head would go on learning.
+    Raises PolicyError if the head is to learn alone and is the embeddings as well.
+    """
+    if "head" in lora.parts and HEAD not in dict(model.named_parameters()):
+        raise PolicyError("lora.language: head would train the embeddings, which are this model's head; take a model whose head is untied")
+    if not lora.enabled:
         for name, weight in model.named_parameters():
-            if part(name) != "language":
+            if part(name) not in lora.parts and not (name == HEAD and "head" in lora.parts):
                 weight.requires_grad_(False)
 
 
@@ -189,6 +199,13 @@ def trainable_parts(model: Any) -> dict[str, tuple[int, int]]:
         total[part(name)] += weight.numel()
         learning[part(name)] += weight.numel() if weight.requires_grad else 0
     return {name: (learning[name], total[name]) for name in total}
+
+
+def table(parts: Mapping[str, tuple[int, int]]) -> str:
+    """What learns, as lines for a person: a part of the model each, and their sum."""
+    rows = [*parts.items(), ("all", (sum(learning for learning, _ in parts.values()), sum(total for _, total in parts.values())))]
+    lines = [f"{name:8}  {learning:>15,}  {total:>15,}  {learning / total:>6.1%}" for name, (learning, total) in rows]
+    return "\n".join([f"{'part':8}  {'weights learn':>15}  {'of':>15}  {'share':>6}", *lines])
 
 
 def forbid(model: Any, tokens: Sequence[int]) -> None:

@@ -120,11 +120,11 @@ class Shapes:
         return sum(self.weights().values())
 
     def learning(self, lora: LoraSection) -> int:
-        """How many weights learn: the adapter's, or in full fine-tuning the language model's and maybe the tower's."""
+        """How many weights learn: the adapter's, or in full fine-tuning those of the parts that learn."""
         if lora.enabled:
             return sum(linear.count * lora.r * (linear.inputs + linear.outputs) for linear in self.linears if _adapted(linear, lora))
-        parts = self.weights()
-        return self.total() if lora.vision else self.total() - parts["vision"] - parts["merger"]
+        own = {"embeddings": "language", "head": "head" if "head" in lora.parts else "language"}
+        return sum(count for name, count in self.weights().items() if own.get(name, name) in lora.parts)
 
     def base_bytes(self, lora: LoraSection, width: int) -> int:
         """Bytes of the base model at `width` bytes a weight; a 4-bit base quantises the language layers' matrices only."""
@@ -242,8 +242,8 @@ def _tower(family: str, width: int, mlp: int, depth: int, merged: int, out: int,
 
 
 def _adapted(linear: Linear, lora: LoraSection) -> bool:
-    if linear.part != "language":
-        return lora.vision
+    if linear.part != "language" or "language" not in lora.parts:
+        return linear.part in lora.parts
     # the pattern of policy.adapter, on the name of one layer's module
     return re.fullmatch(rf"layers\.\d+\.(?:.*\.)?(?:{'|'.join(lora.target_modules)})", f"layers.0.{linear.name}") is not None
 

@@ -82,8 +82,7 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
         tracking.take_up(trainer, written)
         if config.registry.push == "save":
             trainer.add_callback(Saves(lambda step: _publish_save(card, config, run_dir, step)))
-        for name, (learning, total) in policy.trainable_parts(trainer.model).items():
-            log.info("%s: %s of %s weights learn", name, f"{learning:,}", f"{total:,}")
+        log.info("what learns:\n%s", policy.table(policy.trainable_parts(trainer.model)))
         _train_and_score(config, prepared, trainer, ledger, card, checkpoint)
         card = attempts.end(_finish(card, config, trainer, run_dir, exam), "finished", trainer.state.global_step)
         registry.write(card, run_dir)

@@ -79,3 +79,9 @@ def test_what_trl_refuses_is_refused_in_one_sentence(settings):
     with pytest.raises(ConfigError, match=r"^TRL refuses these settings: ") as error:
         settings(trl={"generation_batch_size": 16, "steps_per_generation": 2})
     assert "\n" not in str(error.value)
+
+
+def test_the_reference_of_full_fine_tuning_is_of_the_revision_that_the_policy_is_of(settings):
+    asked = {"model_revision": "abc", "beta": 0.1}
+    assert settings(**asked, lora={"enabled": False}).model_init_kwargs == {"revision": "abc"}
+    assert settings(**asked).model_init_kwargs is None  # an adapter is switched off instead

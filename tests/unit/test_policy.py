@@ -126,7 +126,7 @@ def test_a_text_only_policy_reads_with_its_tokenizer_alone(config_of, checkpoint
 
 def test_a_text_only_policy_is_refused_where_it_would_have_to_see(config_of, checkpoint):
     config = config_of(model_name=checkpoint("qwen2"), lora={"vision": True})
-    with pytest.raises(PolicyError, match=r"^lora.vision: .* is a text-only model and has no vision tower; set it to false$"):
+    with pytest.raises(PolicyError, match=r"^lora.vision: .* is a text-only model and has no vision tower; let its language learn alone$"):
         policy.check(config)
     with pytest.raises(DataError, match=r"has a picture, and .* reads text alone; ask without it"):
         dataset.fit(Image.new("RGB", (56, 56)), policy.load_processor(config), config)

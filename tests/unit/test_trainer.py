@@ -266,3 +266,11 @@ def test_a_run_that_fits_only_beside_a_sleeping_engine_is_refused_when_it_stays_
     config = config_of(model_name=trainer.model.config.name_or_path, use_vllm=True, vllm_gpu_memory_utilization=0.98)
     with pytest.raises(HardwareError, match=r"does not fit this card's 3\.0 GiB"):
         assembly.plan_awake(config, SimpleNamespace(rows={"prompt_tokens": [64]}, recomputed=0), trainer, CARD, 3.0)
+
+
+@pytest.mark.parametrize("lora", [{"enabled": False, "merger": True}, {}], ids=["whole", "adapters"])
+def test_a_policy_that_has_not_moved_is_no_distance_from_its_reference(trainer_of, lora):
+    trainer = trainer_of("qwen2_5_vl", rows(1, 0), beta=0.1, lora=lora, max_steps=2)
+    trainer.train()
+    first, second = (line["kl"] for line in trainer.state.log_history[:2])
+    assert first == 0 < second
