@@ -190,10 +190,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _load(config: str, overrides: list[str] | None) -> Any:
-    """The run config of a file, with renderer and judge known by name; raises ConfigError."""
+    """The run config of a file, with renderer, judge and registered data sets known by name; raises ConfigError, DataError."""
     from qwen_vl_grpo import config as configs
+    from qwen_vl_grpo import dataset_registry
 
     run = configs.load(config, overrides or ())
+    dataset_registry.check(run)
     if run.renderer or run.judge:
         from qwen_vl_grpo import rendered_parts
 

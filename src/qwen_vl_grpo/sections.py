@@ -135,6 +135,9 @@ class DataSection(Section):
     decoys: int = Field(default=3, ge=0)
     """Elements of other knowledge graphs that a judge is asked about in each picture of task text_to_image: how often it sees what
     cannot be there is its bias towards yes."""
+    registry: str | None = None
+    """YAML file of data sets, for `dataset_use`: name -> `annotations` and `media_root` (docs/video.md); every data set of the run, that of
+    an evaluation and a warm-up, too, is then named by it."""
     subset: str | None = None
     """Configuration of a data set on the Hub that has several."""
     revision: str | None = None
