@@ -176,12 +176,11 @@ def lora_options(adapters: Sequence[RunPolicy], on_cpu: bool, mixed: bool = Fals
 
 
 def request(question: Question) -> tuple[dict[str, Any], list[int]]:
-    """A question as vLLM takes it, one token a picture and clip, and the ids that it must read."""
-    processor, clips = question.run.processor, list(question.sample.videos)
-    ids = prompt_ids(processor, question.sample)
-    asked = {"prompt_token_ids": collapse(ids, vision_token_ids(processor), *clips_written(processor, [clips]))}
-    seen = [*question.sample.images, *clips]
-    return asked | (shown(seen) if seen else {}), ids
+    """A question as vLLM takes it, one token a picture or clip, and the ids that it must read."""
+    processor, sample = question.run.processor, question.sample
+    ids, media = prompt_ids(processor, sample), processors.media(processors.placed(sample.prompt, sample.images, sample.videos))
+    short = collapse(ids, vision_token_ids(processor), clips_written(processor, [media])[0])
+    return {"prompt_token_ids": short} | (shown(media) if media else {}), ids
 
 
 def sampling(question: Question) -> Any:
