@@ -94,6 +94,20 @@ def test_clips_beside_pictures_are_answered_as_under_transformers(made, family):
     assert completions(vllm_backend.VllmBackend(runs, 1, 2), asked) == completions(TransformersBackend(runs, 8), asked)
 
 
+def test_a_tower_answers_about_pictures_and_clips_from_a_merged_copy(made, tmp_path, caplog):
+    made()
+    pytest.importorskip("av", reason="this environment is older than requirements.txt; remove .venv-vllm and run make test-vllm")
+    from demo import clips
+
+    clips.write(tmp_path / "long.mp4", clips.counting(20), fps=8.0)
+    clip = Item("clip", [{"role": "user", "content": "What happens?"}], folder=tmp_path, videos=["long.mp4"])
+    caplog.set_level("INFO")
+    engine = told(answering.ask(load("text,tower"), [ITEMS[0], clip], answering.How(backend="vllm")))
+    assert "tower: vLLM leaves out what its adapter learned in the vision tower; answered from a merged copy" in caplog.messages
+    assert engine == told(answering.ask(load("text,tower"), [ITEMS[0], clip], answering.How(backend="transformers")))
+    assert not any(record[-1] for record in engine.values())
+
+
 def completions(started, asked):
     with closing(started) as backend:
         found = {id(question): completion for question, completion in backend.answer(asked)}
