@@ -1,6 +1,7 @@
 """Covers data sets by name: the registry's file, lists and shares of names, where media lie, and what is refused before a run."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from qwen_vl_grpo import dataset_registry, sources
 from qwen_vl_grpo.errors import ConfigError, DataError
 from qwen_vl_grpo.sections import DataSection
 
+PROJECT = Path(__file__).parents[2]
 HELD = {"whole": {"annotations": "whole.json", "media_root": "media"}, "split": {"annotations": "split"}}
 
 
@@ -71,10 +73,18 @@ def test_another_share_or_another_root_is_other_data(registry, tmp_path):
 
 
 def test_the_documented_run_finds_its_data_by_name(monkeypatch):
-    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.chdir(PROJECT)
     config = configs.load("configs/video_actions.yaml")
     dataset_registry.check(config)
     assert config.dataset_name == "assy07_grpo"
+
+
+def test_the_page_about_clips_shows_a_registry_that_can_be_followed(tmp_path):
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (PROJECT / "docs/video.md").read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "datasets.yaml").write_text(shown, encoding="utf-8")
+    half, whole = dataset_registry.find(str(tmp_path / "datasets.yaml"), "assy07_grpo%50,kitchen")
+    assert (half.annotations, half.media_root, half.share) == (tmp_path / "assy07/train.json", Path("/data/assy07"), 0.5)
+    assert (whole.annotations, whole.media_root, whole.share) == (tmp_path / "kitchen", None, 1.0)
 
 
 @pytest.mark.parametrize(
