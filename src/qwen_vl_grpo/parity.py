@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ import torch
 from qwen_vl_grpo import policy, processors
 from qwen_vl_grpo.errors import RolloutError
 from qwen_vl_grpo.interfaces import Sample
+from qwen_vl_grpo.pictures import OncePreprocessed
 from qwen_vl_grpo.rollouts import FaithfulGeneration
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
 
@@ -83,20 +83,13 @@ def measure(trainer: VisionGRPOTrainer, samples: Sequence[Sample]) -> Agreement:
     """Sample from the engine, score the same tokens with the trainer's own forward, and compare."""
     engine = trainer.vllm_generation
     assert isinstance(engine, FaithfulGeneration)
-    encoded = policy.encode(trainer.processing_class, samples)
+    once, prompts, shown = read(trainer, samples)
     longest, engine.max_completion_length = engine.max_completion_length, min(TOKENS, engine.max_completion_length)
     try:
-        shown = [processors.media(processors.placed(sample.prompt, sample.images, sample.videos)) for sample in samples]
-        _, completions, sampled, _ = engine.generate(policy.unpadded(encoded), shown, 1)
+        _, completions, sampled, _ = engine.generate(prompts, shown, 1)
     finally:
         engine.max_completion_length = longest
-    if any(sample.videos for sample in samples):
-        scored = [
-            score(trainer, policy.encode(trainer.processing_class, [sample]), [tokens], [len(sample.images)])[0]
-            for sample, tokens in zip(samples, completions, strict=True)
-        ]
-    else:
-        scored = score(trainer, encoded, completions, [len(sample.images) for sample in samples])
+    scored = score(trainer, once, completions)
     gaps = torch.cat(
         [
             (own[: len(tokens)].float().cpu() - torch.tensor([token[0] for token in tokens])).abs()
@@ -106,28 +99,27 @@ def measure(trainer: VisionGRPOTrainer, samples: Sequence[Sample]) -> Agreement:
     return Agreement(gaps.mean().item(), gaps.quantile(0.99).item(), len(gaps))
 
 
-def score(trainer: VisionGRPOTrainer, encoded: Any, completions: Sequence[Sequence[int]], pictures: list[int]) -> torch.Tensor:
-    """Log-probabilities of the completions by the path that the loss takes, shape (rows, longest completion).
+def read(trainer: VisionGRPOTrainer, samples: Sequence[Sample]) -> tuple[OncePreprocessed, list[list[int]], list[list[Any]] | None]:
+    """The samples as the trainer reads its rows; their ids, and the pictures and clips of each."""
+    once = OncePreprocessed(trainer.processing_class)
+    return once, *once.read([processors.placed(sample.prompt, sample.images, sample.videos) for sample in samples])
 
-    TRL hands clips to no model, so a row with clips comes alone, and its clips reach the model beside what TRL gives it.
-    """
+
+def score(trainer: VisionGRPOTrainer, once: OncePreprocessed, completions: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Log-probabilities of the completions by the path that the loss takes, shape (rows, longest completion)."""
     device = trainer.accelerator.device
     longest = max(len(tokens) for tokens in completions)
     pad = trainer._tokenizer.pad_token_id
     ids = torch.tensor([[*tokens, *[pad] * (longest - len(tokens))] for tokens in completions])
     mask = torch.tensor([[1] * len(tokens) + [0] * (longest - len(tokens)) for tokens in completions])
-    vision: dict[str, Any] = {}
-    if any(pictures):
-        vision = {key: encoded[key].to(device) for key in ("pixel_values", "image_grid_thw")} | {"num_images": pictures}
-    clips = {key: encoded[key].to(device) for key in ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts") if key in encoded}
-    if vision or clips:
-        vision["mm_token_type_ids"] = torch.cat([encoded["mm_token_type_ids"], torch.zeros_like(ids)], 1).to(device)
-    model: Any = trainer.model
-    model = partial(model, **clips) if clips else model
+    asked, vision = once(), {}
+    if "pixel_values" in asked:
+        vision = {key: asked[key].to(device) for key in ("pixel_values", "image_grid_thw")} | {"num_images": once.counts()}
+        vision["mm_token_type_ids"] = torch.cat([asked["mm_token_type_ids"], torch.zeros_like(ids)], 1).to(device)
     with torch.no_grad():
         scores, _, _ = trainer._get_per_token_logps_and_entropies(
-            model, torch.cat([encoded["input_ids"], ids], 1).to(device), torch.cat([encoded["attention_mask"], mask], 1).to(device),
-            longest, batch_size=trainer.args.per_device_train_batch_size, **vision,
+            trainer.model, torch.cat([asked["input_ids"], ids], 1).to(device), torch.cat([asked["attention_mask"], mask], 1).to(device),
+            longest, batch_size=trainer.args.per_device_train_batch_size, once=once, **vision,
         )  # fmt: skip
     return scores
 

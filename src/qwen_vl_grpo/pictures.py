@@ -68,6 +68,9 @@ KEYS = {False: ("pixel_values", "image_grid_thw"), True: ("pixel_values_videos",
 """The model's names for pixels and grids, by whether they are clips'."""
 
 
+TOKENS = ("input_ids", "attention_mask", "mm_token_type_ids")
+
+
 class OncePreprocessed:
     """Stands in for a processor during one generation: each prompt is rendered, tokenized and preprocessed once.
 
@@ -79,24 +82,26 @@ class OncePreprocessed:
         self._shown: list[Shown] = []
         self._rows: list[list[int]] = []
         """Numbers of the pictures and clips of each prompt, in its order."""
-        self._types: Any = None
+        self._tokens: dict[str, torch.Tensor] = {}
+        """Ids, mask and kind of the tokens of each prompt, padded on the left."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.published, name)
 
-    def read(self, prompts: Sequence[Any], rendering: Mapping[str, Any]) -> tuple[list[list[int]], list[list[Any]] | None]:
+    def read(self, prompts: Sequence[Any], rendering: Any = None) -> tuple[list[list[int]], list[list[Any]] | None]:
         """The ids of prompts that hold their pictures and clips (`processors.placed`), and these: None if no prompt has any, as in TRL."""
         media = [processors.media(prompt) for prompt in prompts]
         texts = [
-            processors.prompt_text(self.published, prompt, *apart(row), **rendering) for prompt, row in zip(prompts, media, strict=True)
+            processors.prompt_text(self.published, prompt, *apart(row), **(rendering or {}))
+            for prompt, row in zip(prompts, media, strict=True)
         ]
         firsts, places = differing([(text, *map(id, row)) for text, row in zip(texts, media, strict=True)])
         rows = [media[first] for first in firsts]
         encoded = processors.encode(self.published, [texts[first] for first in firsts], *zip(*map(apart, rows), strict=True))
-        numbers, ids = self._keep(encoded, rows), policy.unpadded(encoded)
+        numbers = self._keep(encoded, rows)
         self._rows = [numbers[place] for place in places]
-        self._types = encoded["mm_token_type_ids"][places]
-        return [ids[place] for place in places], media if any(media) else None
+        self._tokens = {key: encoded[key][places] for key in TOKENS if key in encoded}
+        return policy.unpadded(self._tokens), media if any(media) else None
 
     def _keep(self, encoded: Any, rows: Sequence[Sequence[Any]]) -> list[list[int]]:
         """Keep each picture and clip that was encoded; returns the numbers of those of each row."""
@@ -116,16 +121,22 @@ class OncePreprocessed:
         return ""
 
     def __call__(self, **_: Any) -> BatchFeature:
-        """What TRL preprocesses for the loss: numbers, grids and the kind of each token, of all prompts."""
+        """What TRL has preprocessed for the loss: the tokens of all prompts, and numbers and grids where there is something to see."""
         shown = [(number, self._shown[number].grid) for row in self._rows for number in row]
-        numbers = torch.cat([torch.full((int(grid.prod()),), number) for number, grid in shown])
-        grids = torch.stack([grid for _, grid in shown])
-        return BatchFeature({"pixel_values": numbers, "image_grid_thw": grids, "mm_token_type_ids": self._types})
+        seen: dict[str, torch.Tensor] = {}
+        if shown:
+            numbers = torch.cat([torch.full((int(grid.prod()),), number) for number, grid in shown])
+            seen = {"pixel_values": numbers, "image_grid_thw": torch.stack([grid for _, grid in shown])}
+        return BatchFeature(self._tokens | seen)
+
+    def counts(self) -> list[int]:
+        """How many pictures and clips each prompt shows."""
+        return [len(row) for row in self._rows]
 
     def whole(self) -> dict[str, Any]:
         """What the model takes of all prompts beside their ids."""
         numbers = [number for row in self._rows for number in row]
-        return self._parted(numbers, lambda some: (range(len(some)), ()))[0] | {"mm_token_type_ids": self._types}
+        return self._parted(numbers, lambda some: (range(len(some)), ()))[0] | {"mm_token_type_ids": self._tokens["mm_token_type_ids"]}
 
     def _parted(self, numbers: Sequence[int], unlike: Callable[[list[int]], Any]) -> tuple[dict[str, torch.Tensor], list[Any]]:
         """Pixels of what is `unlike`, grids and times of all, by the model's names; and what was unlike, of pictures and of clips."""

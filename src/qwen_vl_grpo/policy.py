@@ -116,8 +116,6 @@ def encode(processor: Any, samples: Sequence[Sample]) -> Any:
     images, videos = [list(sample.images) for sample in samples], [list(sample.videos) for sample in samples]
     each = zip(samples, images, videos, strict=True)
     texts = [processors.prompt_text(processor, sample.prompt, seen, watched) for sample, seen, watched in each]
-    if not processors.sees(processor):
-        return processor(text=texts, padding=True, return_tensors="pt")
     return processors.encode(processor, texts, images, videos)
 
 

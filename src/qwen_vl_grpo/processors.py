@@ -80,6 +80,8 @@ def encode(processor: Any, texts: Sequence[str], images: Sequence[Sequence[Image
     A clip gives `pixel_values_videos`, `video_grid_thw` and, of Qwen2.5-VL, `second_per_grid_ts`; its frames are neither chosen nor
     resized again. Raises DataError if a text's placeholders are not as many as its pictures and clips.
     """
+    if not sees(processor):
+        return processor(text=list(texts), padding=True, return_tensors="pt")
     for text, *given in zip(texts, images, videos, strict=True):
         for token, media in zip(_placeholders(processor), given, strict=True):
             if text.count(token) != len(media):

@@ -154,7 +154,8 @@ class VisionGRPOTrainer(GRPOTrainer):
         `once` is what gave the numbers that stand for pixels, if it is not the last generation's.
         """
         door = nullcontext()
-        if once := once or self._once.get(self.model.training):  # type: ignore[union-attr]
+        once = once or self._once.get(self.model.training)  # type: ignore[union-attr]
+        if once is not None and processors.sees(once):
             door = once.at_the_door(model, self.accelerator.unwrap_model(model).get_encoder(modality="image"))
         with door:
             scored = super()._get_per_token_logps_and_entropies(model, *arguments, **named)
