@@ -131,9 +131,11 @@ def test_annotations_that_are_gone_are_named(registry, rows, tmp_path):
 
 def test_an_evaluation_is_named_by_the_registry_too_and_never_scores_what_is_trained_on(registry):
     dataset_registry.check(made(registry, dataset_use="split", evaluation={"dataset_split": "test"}))
-    dataset_registry.check(made(registry, evaluation={"dataset_split": "test", "dataset_name": "split"}))
-    with pytest.raises(DataError, match=r"evaluation.dataset_split: the annotations of whole are one file, whose rows are trained on"):
-        dataset_registry.check(made(registry, evaluation={"dataset_split": "test"}))
+    dataset_registry.check(made(registry, evaluation={"dataset_split": "train", "dataset_name": "split"}))
+    for used, name, split in (("whole", None, "test"), ("whole%50", "whole", "test"), ("split%50", "whole,split", "train")):
+        changes = {"dataset_use": used, "dataset_split": "train", "evaluation": {"dataset_split": split, "dataset_name": name}}
+        with pytest.raises(DataError, match=r"evaluation.dataset_split: would score rows of (whole|split) that are trained on"):
+            dataset_registry.check(made(registry, **changes))
     with pytest.raises(DataError, match="holds no 'splot'; did you mean 'split'"):
         dataset_registry.check(made(registry, evaluation={"dataset_split": "test", "dataset_name": "splot"}))
 
