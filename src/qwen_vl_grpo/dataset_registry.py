@@ -57,6 +57,15 @@ def find(registry: str, used: str) -> list[Part]:
     return parts
 
 
+def located(registry: str, used: str) -> list[Part]:
+    """The data sets of a list, each of which is there; raises DataError as `find` does, or for annotations that are not."""
+    parts = find(registry, used)
+    for part in parts:
+        if not part.annotations.exists():
+            raise DataError(f"data.registry {registry}: there are no annotations of {part.name} at {part.annotations}")
+    return parts
+
+
 def check(config: RunConfig) -> None:
     """Look up every data set of a run without opening one; raises DataError as `find` does, or for rows that are trained on and scored."""
     registry, evaluation = config.data.registry, config.evaluation
