@@ -57,20 +57,29 @@ def find(registry: str, used: str) -> list[Part]:
     return parts
 
 
+def located(registry: str, used: str) -> list[Part]:
+    """The data sets of a list, each of which is there; raises DataError as `find` does, or for annotations that are not."""
+    parts = find(registry, used)
+    for part in parts:
+        if not part.annotations.exists():
+            raise DataError(f"data.registry {registry}: there are no annotations of {part.name} at {part.annotations}")
+    return parts
+
+
 def check(config: RunConfig) -> None:
-    """Look up every data set of a run without opening one; raises DataError as `find` does, or for one file that would be both parts."""
-    if config.data.registry is None:
+    """Look up every data set of a run without opening one; raises DataError as `find` does, or for rows that are trained on and scored."""
+    registry, evaluation = config.data.registry, config.evaluation
+    if registry is None:
         return
-    parts = find(config.data.registry, config.dataset_name)
-    for named in (config.evaluation.dataset_name, config.warmup and config.warmup.dataset_name):
-        if named:
-            find(config.data.registry, named)
-    files = [part.name for part in parts if part.annotations.is_file()]
-    if files and config.evaluation.dataset_split and not config.evaluation.dataset_name:
-        raise DataError(
-            f"evaluation.dataset_split: the annotations of {files[0]} are one file, whose rows are trained on; "
-            "name another data set as evaluation.dataset_name, or set evaluation.held_out"
-        )
+    trained = {part.name for part in find(registry, config.dataset_name)}
+    if config.warmup:
+        find(registry, config.warmup.dataset_name)
+    for part in find(registry, evaluation.dataset_name or config.dataset_name) if evaluation.dataset_split else ():
+        if part.name in trained and (part.annotations.is_file() or evaluation.dataset_split == config.dataset_split):
+            raise DataError(
+                f"evaluation.dataset_split: would score rows of {part.name} that are trained on; name another split of a folder, another "
+                "data set as evaluation.dataset_name, or set evaluation.held_out"
+            )
 
 
 def _named(given: str) -> tuple[str, float]:

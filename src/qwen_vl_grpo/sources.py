@@ -72,10 +72,7 @@ def find(name: str, split: str, data: DataSection, subsets: Sequence[str] = (), 
 
 def _registered(registry: str, used: str, split: str, data: DataSection, subsets: Sequence[str]) -> Source:
     plain = data.model_copy(update={"registry": None, "limit": None})
-    parts = dataset_registry.find(registry, used)
-    for part in parts:
-        if not part.annotations.exists():
-            raise DataError(f"data.registry {registry}: there are no annotations of {part.name} at {part.annotations}")
+    parts = dataset_registry.located(registry, used)
     found = [(part, find(str(part.annotations), split, plain, subsets, part.media_root)) for part in parts]
     told = [(part.name, part.share, str(part.media_root), source.fingerprint) for part, source in found]
 

@@ -1,6 +1,7 @@
 """Covers data sets by name: the registry's file, lists and shares of names, where media lie, and what is refused before a run."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from qwen_vl_grpo import dataset_registry, sources
 from qwen_vl_grpo.errors import ConfigError, DataError
 from qwen_vl_grpo.sections import DataSection
 
+PROJECT = Path(__file__).parents[2]
 HELD = {"whole": {"annotations": "whole.json", "media_root": "media"}, "split": {"annotations": "split"}}
 
 
@@ -71,10 +73,18 @@ def test_another_share_or_another_root_is_other_data(registry, tmp_path):
 
 
 def test_the_documented_run_finds_its_data_by_name(monkeypatch):
-    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.chdir(PROJECT)
     config = configs.load("configs/video_actions.yaml")
     dataset_registry.check(config)
     assert config.dataset_name == "assy07_grpo"
+
+
+def test_the_page_about_clips_shows_a_registry_that_can_be_followed(tmp_path):
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (PROJECT / "docs/video.md").read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "datasets.yaml").write_text(shown, encoding="utf-8")
+    half, whole = dataset_registry.find(str(tmp_path / "datasets.yaml"), "assy07_grpo%50,kitchen")
+    assert (half.annotations, half.media_root, half.share) == (tmp_path / "assy07/train.json", Path("/data/assy07"), 0.5)
+    assert (whole.annotations, whole.media_root, whole.share) == (tmp_path / "kitchen", None, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +131,11 @@ def test_annotations_that_are_gone_are_named(registry, rows, tmp_path):
 
 def test_an_evaluation_is_named_by_the_registry_too_and_never_scores_what_is_trained_on(registry):
     dataset_registry.check(made(registry, dataset_use="split", evaluation={"dataset_split": "test"}))
-    dataset_registry.check(made(registry, evaluation={"dataset_split": "test", "dataset_name": "split"}))
-    with pytest.raises(DataError, match=r"evaluation.dataset_split: the annotations of whole are one file, whose rows are trained on"):
-        dataset_registry.check(made(registry, evaluation={"dataset_split": "test"}))
+    dataset_registry.check(made(registry, evaluation={"dataset_split": "train", "dataset_name": "split"}))
+    for used, name, split in (("whole", None, "test"), ("whole%50", "whole", "test"), ("split%50", "whole,split", "train")):
+        changes = {"dataset_use": used, "dataset_split": "train", "evaluation": {"dataset_split": split, "dataset_name": name}}
+        with pytest.raises(DataError, match=r"evaluation.dataset_split: would score rows of (whole|split) that are trained on"):
+            dataset_registry.check(made(registry, **changes))
     with pytest.raises(DataError, match="holds no 'splot'; did you mean 'split'"):
         dataset_registry.check(made(registry, evaluation={"dataset_split": "test", "dataset_name": "splot"}))
 
