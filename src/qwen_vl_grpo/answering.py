@@ -17,7 +17,8 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import torch
 from PIL import Image
@@ -37,6 +38,16 @@ log = logging.getLogger("qwen_vl_grpo")
 AHEAD = 16
 """Questions whose pictures are fetched while others are answered."""
 BackendName = Literal["auto", "vllm", "transformers"]
+Answered = tuple[RunPolicy, Record, Sequence[Image.Image]]
+"""A run, the record of its answer, and the pictures that it was asked with, in the run's size."""
+
+
+class Draw(Protocol):
+    """What draws answers as they come and puts into each record where its picture is (drawing.py)."""
+
+    folder: Path
+
+    def __call__(self, backend: Any, answered: Iterator[Answered]) -> Iterator[Record]: ...
 
 
 def with_transformers(
@@ -85,6 +96,8 @@ class How:
     """Ids of the items whose pictures are kept beside the answers, for people who compare runs later."""
     top_p: float = 1.0
     """Sample from the likeliest tokens that make up this share."""
+    draw: Draw | None = None
+    """None draws nothing."""
 
 
 def ask(
@@ -125,7 +138,8 @@ def _from_one_base(
                 without_tower.append(run)
         loaded(time.perf_counter() - started)
         if checked := [run for run in group if run not in without_tower]:
-            yield from records(backend, checked, wanted, how, answered)
+            made = answers_of(backend, checked, wanted, how, answered)
+            yield from how.draw(backend, made) if how.draw else (record for _, record, _ in made)
     for run in without_tower:
         started = time.perf_counter()
         with exporting.merged(run) as copy:
@@ -148,7 +162,8 @@ def key_of(run: RunPolicy, item: Item, how: How) -> Key:
     asked = [
         _system(run, how), item.messages, item.images, item.max_new_tokens or how.max_new_tokens,
         how.temperature if item.temperature is None else item.temperature, item.error,
-        *([how.top_p] if how.top_p < 1 else []), *([item.videos] if item.videos else []),
+        *([how.top_p] if how.top_p < 1 else []), *([item.videos] if item.videos else ()),
+        *([str(how.draw.folder)] if how.draw else ()),
     ]  # fmt: skip
     return run.run_id, run.sha, item.id, hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
@@ -172,9 +187,11 @@ def _start(name: str, group: Sequence[RunPolicy], items: Sequence[Item], how: Ho
     return VllmBackend(group, images, max(len(item.videos) for item in items))
 
 
-def records(backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], how: How, answered: Container[Key] = ()) -> Iterator[Record]:
-    """Records of one group: pictures are fetched ahead, items at fault are told between the answers."""
-    at_fault: deque[Record] = deque()
+def answers_of(
+    backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], how: How, answered: Container[Key] = ()
+) -> Iterator[Answered]:
+    """Answers of one group: pictures are fetched ahead, items at fault are told between the answers."""
+    at_fault: deque[Answered] = deque()
     asked: dict[int, tuple[Item, Record, float]] = {}
 
     def questions() -> Iterator[Question]:
@@ -188,7 +205,7 @@ def records(backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], how
                         raise opened
                     question = _question(run, item, [picture.image for picture in opened], how, backend.context)
                 except DataError as error:
-                    at_fault.append(_record(run, item, how, backend.name) | {"error": str(error)})
+                    at_fault.append((run, _record(run, item, how, backend.name) | {"error": str(error)}, ()))
                     continue
                 asked[id(question)] = item, seen, time.perf_counter()
                 yield question
@@ -197,7 +214,10 @@ def records(backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], how
         while at_fault:
             yield at_fault.popleft()
         item, seen, since = asked.pop(id(question))
-        yield _record(question.run, item, how, backend.name) | _told(question, completion, item.prompt, time.perf_counter() - since) | seen
+        record = (
+            _record(question.run, item, how, backend.name) | _told(question, completion, item.prompt, time.perf_counter() - since) | seen
+        )
+        yield question.run, record, question.sample.images
     yield from at_fault
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import datasets
 
 from qwen_vl_grpo import dataset_registry, hub
+from qwen_vl_grpo.data_places import LOCAL_SUFFIXES, local
 from qwen_vl_grpo.errors import DataError, briefly
 from qwen_vl_grpo.sections import DataSection
 
 log = logging.getLogger("qwen_vl_grpo")
 
 Rows = list[dict[str, Any]]
-LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".txt")
 CLIPS = {"video", "videos"}
 """Columns that name clips."""
 DATASET = "dataset"
@@ -57,7 +57,7 @@ def find(name: str, split: str, data: DataSection, subsets: Sequence[str] = (), 
         files = _in_folder(path, split)
     elif path.is_file():
         files = [path]
-    elif _local(name):
+    elif local(name):
         raise DataError(f"dataset_name: there is no file or folder {name} here")
     else:
         return _from_hub(name, split, data)
@@ -102,7 +102,7 @@ def _folders(name: str, split: str, subsets: Sequence[str]) -> list[tuple[str, s
     """Each subset and where it is found: its folder in a local one, or the Hub id itself; none for data that is not in subsets."""
     folder = Path(name)
     if not folder.is_dir():
-        return [] if _local(name) else [(subset, name) for subset in subsets]
+        return [] if local(name) else [(subset, name) for subset in subsets]
     there = [] if _files(folder, split) else [(subset, str(folder / subset)) for subset in subsets if (folder / subset).is_dir()]
     if 0 < len(there) < len(subsets):
         log.info("%s: %d of the %d configurations that are asked for are there", name, len(there), len(subsets))
@@ -130,12 +130,6 @@ def _files(folder: Path, split: str) -> list[Path]:
         if (folder / f"{split}{suffix}").is_file():
             return [folder / f"{split}{suffix}"]
     return sorted([*folder.glob(f"{split}-*-of-*.parquet"), *folder.glob(f"data/{split}-*-of-*.parquet")])
-
-
-def _local(name: str) -> bool:
-    """Whether a name can only be meant for a file or a folder here."""
-    path = Path(name)
-    return path.exists() or path.is_absolute() or name.startswith(".") or name.count("/") > 1 or path.suffix in LOCAL_SUFFIXES
 
 
 def _hash(files: list[Path]) -> str:
