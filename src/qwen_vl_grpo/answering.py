@@ -162,8 +162,8 @@ def key_of(run: RunPolicy, item: Item, how: How) -> Key:
     asked = [
         _system(run, how), item.messages, item.images, item.max_new_tokens or how.max_new_tokens,
         how.temperature if item.temperature is None else item.temperature, item.error,
-        *([how.top_p] if how.top_p < 1 else []), *([str(how.draw.folder)] if how.draw else ()),
-        *([item.videos] if item.videos else []),
+        *([how.top_p] if how.top_p < 1 else []), *([item.videos] if item.videos else ()),
+        *([str(how.draw.folder)] if how.draw else ()),
     ]  # fmt: skip
     return run.run_id, run.sha, item.id, hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
