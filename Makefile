@@ -7,7 +7,7 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo demo-enhance demo-images demo-sign circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
+.PHONY: demo demo-enhance demo-images demo-sign demo-video circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
 	bench-rendered overhead bench-gpu kill-resume clean
 .DEFAULT_GOAL := help
 
@@ -28,6 +28,9 @@ demo-control: .venv/.demo-ready  ## the same time spent on supervised steps inst
 
 demo-sign: .venv/.demo-ready  ## the reward is a picture: a policy learns what to write on a sign, and a text recogniser reads it (SEED=1 …)
 	$(BIN)/python -m demo.sign --seed $(SEED)
+
+demo-video: .venv/.demo-ready  ## a tiny policy learns which of four motions comes first in a clip, and cannot tell without time (SEED=1 …)
+	$(BIN)/python -m demo.motion --seed $(SEED)
 
 demo-images: .venv/.demo-ready  ## pictures drawn from the states of the policy: text to image and image editing, with tiny models and a judge on this machine
 	$(BIN)/python -m demo.images
