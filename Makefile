@@ -40,6 +40,8 @@ show: .venv/.demo-ready  ## the slow, learned demonstrations: three seeds and th
 	$(BIN)/python -m demo.control --seed 0
 	$(BIN)/python -m demo.summary
 	$(BIN)/python -m demo.sign_page
+	for seed in 0 1 2; do $(BIN)/python -m demo.motion --seed $$seed || exit 1; done
+	$(BIN)/python -m demo.motion_page
 
 test: .venv/.dev-ready hub-clients test-vllm containers  ## every test that needs no GPU, the engine lane and the images included
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
