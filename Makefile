@@ -8,7 +8,7 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
 .PHONY: demo demo-enhance demo-images demo-sign demo-video circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
-	bench-rendered overhead bench-gpu kill-resume clean
+	bench-rendered bench-decoding overhead bench-gpu kill-resume clean
 .DEFAULT_GOAL := help
 
 help:
@@ -84,6 +84,9 @@ overhead: .venv/.dev-ready  ## what a run adds to a step of a bare TRL script, i
 
 bench-streaming: .venv/.dev-ready  ## what judging while drawing saves, and the cache of judgements (docs/rendered_rewards.md)
 	PYTHONPATH=src:. $(BIN)/python -m benchmarks.streaming
+
+bench-decoding: .venv/.dev-ready  ## how fast clips become frames with 2 processes, against bare PyAV (docs/video.md)
+	PYTHONPATH=src:. OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.decoding
 
 bench-renderer:  ## how fast Qwen-Image of random weights draws on a GPU, one by one and in batches: make bench-renderer KINDS="qwen_image qwen_image_edit"
 	PYTHONPATH=src:.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.renderer_speed --kinds $(or $(KINDS),qwen_image)

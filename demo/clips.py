@@ -25,11 +25,13 @@ def write(
     rotation: int = 0,
     group: int = 12,
     codec: str = "libx264",
+    quality: int = 8,
 ) -> Path:
     """Write frames, uint8 (height, width, 3), and return the path; its suffix names the container.
 
     `times` are the seconds at which each frame begins (a variable frame rate); without it they are `fps` a second apart. `rotation` (90,
-    180, 270) stores the pictures turned; a key frame comes every `group` frames. H.264 keeps odd sizes in yuv444p alone.
+    180, 270) stores the pictures turned; a key frame comes every `group` frames. `quality` is that of H.264, whose files
+    of the net are near 23 and which keeps odd sizes in yuv444p alone.
     """
     path, every = Path(path), Fraction(fps).limit_denominator(1001)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +46,7 @@ def write(
                 stream.pix_fmt = "yuv444p" if codec == "libx264" and (stream.height % 2 or stream.width % 2) else "yuv420p"
                 stream.codec_context.gop_size, stream.codec_context.thread_count = group, 1
                 stream.codec_context.time_base = Fraction(1, 90_000) if times else 1 / every
-                stream.options = {"crf": "8", "x264-params": f"scenecut=0:keyint={group}"} if codec == "libx264" else {}
+                stream.options = {"crf": str(quality), "x264-params": f"scenecut=0:keyint={group}"} if codec == "libx264" else {}
                 stream.set_display_rotation(-rotation)
             frame = av.VideoFrame.from_ndarray(stored, format="rgb24")
             frame.time_base = stream.codec_context.time_base

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -104,15 +105,18 @@ class _Reader:
         if place <= 0 or (self._ahead is not None and self._keyframes[place] <= self._ahead[0]):
             self._advance(time)
         else:
+            self._seek(place, time)
             back = 1
-            self._seek(self._keyframes[place], time)
-            while self._current is None and place >= 0:  # some containers land behind the key frame that was asked for
-                place, back = place - back, back * 2
-                self._seek(self._keyframes[place] if place > 0 else 0, time)
+            while self._current is None and place:  # some containers land behind the key frame that was asked for
+                place, back = max(0, place - back), back * 2
+                self._seek(place, time)
         return None if self._current is None else self._current[1]
 
-    def _seek(self, keyframe: float, time: float) -> None:
-        self._container.seek(round(keyframe / self._stream.time_base), stream=self._stream)
+    def _seek(self, place: int, time: float) -> None:
+        if place:
+            self._container.seek(round(self._keyframes[place] / self._stream.time_base), stream=self._stream)
+        else:
+            self._container.seek(0)
         self._read_on()
         self._advance(time)
 
@@ -133,15 +137,18 @@ def _timed(found: Iterator[Any]) -> Iterator[tuple[float, Any]]:
     """
     import av
 
-    whole, lost = True, []
+    whole, lost, key = True, [], -math.inf
     for item in found:
         if not isinstance(item, av.VideoFrame):  # a packet that could not be decoded
+            if item.pts is not None and item.pts * item.time_base < key:
+                continue  # it needed frames from before the place that was sought, and is seen before the key frame
             whole = False
             if item.pts is not None:
                 insort(lost, float(item.pts * item.time_base))
         elif item.time is not None:
             while lost and lost[0] < item.time:
                 yield lost.pop(0), None
+            key = item.time if item.key_frame else key
             whole = (whole or bool(item.key_frame)) and not item.is_corrupt
             yield item.time, item if whole else None
     yield from ((time, None) for time in lost)

@@ -8,21 +8,25 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen_vl_grpo import index
-from qwen_vl_grpo.errors import DataError, RegistryError, briefly
+from qwen_vl_grpo.errors import DataError, briefly
 
 if TYPE_CHECKING:
     from av.container import InputContainer
 
 VERSION = 1
 """Of what is remembered; another one is looked up again."""
+KEYFRAMES = 10_000
+"""The most that are remembered of a file."""
 LATE = 1.5
-"""Seconds by which a header may promise more than the last frame's beginning: the sound goes on for a little while in many clips."""
+"""Seconds by which a file may promise to be longer than its pictures: the sound goes on for a little while in many clips."""
 REORDERED = 16
 """Frames that may be stored before one that is seen earlier (H.264's largest reordering)."""
 
@@ -46,7 +50,8 @@ class Footage:
     start: float = 0.0
     """Seconds on the file's own clock at which the first frame begins."""
     keyframes: tuple[float, ...] = ()
-    """Seconds on the file's own clock at which decoding may begin."""
+    """Seconds on the file's own clock at which decoding may begin; not every one of a film of nothing but key frames,
+    and none of a container that cannot be sought in."""
     remarks: tuple[str, ...] = ()
 
 
@@ -69,8 +74,11 @@ def probe(path: str | Path) -> Footage:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     found = _looked(path)
-    with contextlib.suppress(RegistryError, OSError):  # then the next process looks again
-        index.replace(memory, json.dumps({"stamp": stamp, "footage": asdict(found)}))
+    aside = memory.with_name(f".{memory.name}.{os.getpid()}.{threading.get_ident()}")
+    with contextlib.suppress(OSError):  # then the next process looks again, as where half of it is there after a crash
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(json.dumps({"stamp": stamp, "footage": asdict(found)}), encoding="utf-8")
+        os.replace(aside, memory)
     return found
 
 
@@ -108,11 +116,11 @@ def _looked(path: Path) -> Footage:
     import av
     from av.error import FFmpegError
 
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     shown: list[tuple[float, bool, float]] = []
     whole = 0
     try:
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         with av.open(str(path), metadata_errors="ignore") as container:
             stream = picture_stream(container)
             for packet in packets(container, stream):
@@ -126,6 +134,7 @@ def _looked(path: Path) -> Footage:
             picture = next((found for found in decoded(container, stream) if isinstance(found, av.VideoFrame)), None)
             rate, shape = float(stream.average_rate or 0), stream.sample_aspect_ratio or 1
             announced, promised = stream.frames, (container.duration or 0) / 1e6
+            seeks = container.format.name != "mpeg"  # MPEG-PS has no times of single frames, and loses count at a seek
     except (FFmpegError, OSError) as error:
         raise DataError(f"video {path}: is no video that can be read ({briefly(error)}); fetch it again or leave it out") from None
     if picture is None or not shown:
@@ -139,10 +148,11 @@ def _looked(path: Path) -> Footage:
     frames, (end, _, last) = len(shown), shown[-1]
     seconds = end - start + (last or ((end - start) / (frames - 1) if frames > 1 else 1 / (rate or 1)))
     fps = rate if abs(frames - seconds * rate) < 0.5 else frames / seconds  # a container's clock may be coarse
+    keyframes = [time for time, key, _ in shown if key and seeks]
     width, height = round(picture.width * float(shape)), picture.height
     turns = round(picture.rotation / 90) % 4
     return Footage(
         str(path), sha256, frames, fps, frames / fps, *((height, width) if turns % 2 else (width, height)), turns, start,
-        tuple(time for time, key, _ in shown if key),
+        tuple(keyframes[:: len(keyframes) // KEYFRAMES + 1]),
         (f"video {path}: breaks off after {frames} frames ({seconds:.1f} s)",) if broken else (),
     )  # fmt: skip

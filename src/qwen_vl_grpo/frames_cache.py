@@ -45,13 +45,14 @@ class FramesCache:
         try:
             with numpy.load(path) as archive:
                 frames = archive["frames"]
-            os.utime(path)  # the time of its last use; many disks note no reads
-        except FileNotFoundError:
+        except OSError:
             return None
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # the time of its last use; many disks note no reads
         return frames
 
     def put(self, key: Any, frames: numpy.ndarray) -> None:

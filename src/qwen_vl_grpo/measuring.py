@@ -160,7 +160,7 @@ def video_decoder() -> Finding:
         except (ImportError, OSError, RuntimeError) as error:
             return Finding("video decoder", "warn", f"{name} does not work ({' '.join(str(error).split())[:120]})", f"reinstall {name}")
         return Finding("video decoder", "ok", name)
-    return Finding("video decoder", "ok", "none, and no task of this release reads video")
+    return Finding("video decoder", "warn", "none, so that no clip can be read", "install av")
 
 
 def pyav(frames: int = 8) -> None:

@@ -41,7 +41,7 @@ def placed(prompt: Sequence[Message], images: Sequence[Image], videos: Sequence[
     chat = [message | {"content": _parts(message["content"])} for message in prompt]
     left = {"image": list(images), "video": list(videos)}
     if not any(part["type"] in left for message in chat for part in message["content"]):
-        asks = next(message for message in chat if message["role"] == "user")
+        asks = next((message for message in chat if message["role"] == "user"), chat[-1])
         asks["content"] = [{"type": kind} for kind, given in left.items() for _ in given] + asks["content"]
     for kind, given in left.items():
         places = [part for message in chat for part in message["content"] if part["type"] == kind]
@@ -83,7 +83,7 @@ def encode(processor: Any, texts: Sequence[str], images: Sequence[Sequence[Image
     if not sees(processor):
         return processor(text=list(texts), padding=True, return_tensors="pt")
     for text, *given in zip(texts, images, videos, strict=True):
-        for token, media in zip(_placeholders(processor), given, strict=True):
+        for token, media in zip((processor.image_token, processor.video_token), given, strict=True):
             if text.count(token) != len(media):
                 raise DataError(
                     f"a prompt has {text.count(token)} times {token} for {len(media)} that the policy is to see; make them agree"
@@ -110,10 +110,6 @@ def expanded(processor: Any, text: str, images: Sequence[Image], videos: Sequenc
 def metadata(clip: Clip) -> dict[str, Any]:
     """What transformers and vLLM want to know of a clip, made anew each time: Qwen3-VL's processor adds to the list of frames."""
     return {"total_num_frames": clip.total, "fps": clip.fps, "frames_indices": list(clip.indices)}
-
-
-def _placeholders(processor: Any) -> tuple[str, str]:
-    return processor.image_token, processor.video_token
 
 
 def merged_patch(processor: Any) -> int:

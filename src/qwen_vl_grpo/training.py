@@ -147,9 +147,9 @@ def _train_and_score(
     if held_out:
         metrics["after"] = scores(held_out, "after", kept=True)
         log.info("after: %s", _line(metrics["after"]))
-        if config.evaluation.blind and any(sample.images for sample in held_out):
+        if config.evaluation.blind and any(sample.images or sample.videos for sample in held_out):
             metrics["blind"] = evaluation.blind(held_out, task, functions, generate)
-            log.info("blind (white picture): %s", _line({"greedy": metrics["blind"]}))
+            log.info("blind (all white): %s", _line({"greedy": metrics["blind"]}))
         if config.evaluation.without_adapter:
             with trainer.accelerator.unwrap_model(trainer.model).disable_adapter():
                 metrics["without_adapter"] = scores(held_out, "without adapter")
@@ -167,7 +167,8 @@ def _generator(config: RunConfig, trainer: VisionGRPOTrainer, processor: Any) ->
         assert isinstance(engine, rollouts.FaithfulGeneration)
         engine.sync_weights()
         encoded = [policy.encode(processor, [sample])["input_ids"][0].tolist() for sample in samples]
-        ids = engine.sample(encoded, [list(sample.images) for sample in samples], count, temperature, config.evaluation.top_p)
+        shown = [processors.media(processors.placed(sample.prompt, sample.images, sample.videos)) for sample in samples]
+        ids = engine.sample(encoded, shown, count, temperature, config.evaluation.top_p)
         return [processor.batch_decode(row, skip_special_tokens=True) for row in ids]
 
     return generate

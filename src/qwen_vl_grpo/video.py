@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -18,9 +20,13 @@ from qwen_vl_grpo.video_sections import VideoSection
 __all__ = ["Footage", "choose", "frames_cache", "kept", "probe", "read", "reread", "size"]
 
 
+VERSION = 1
+"""Of how a clip becomes frames; those of another version are decoded again."""
+
+
 def frames_cache(section: VideoSection) -> FramesCache | None:
     """The decoded frames of this machine, in `frames` beside the index of runs; None for `video.cache_gib: 0`."""
-    return FramesCache(index.home() / "frames", int(section.cache_gib * 2**30)) if section.cache_gib else None
+    return _opened(index.home() / "frames", int(section.cache_gib * 2**30)) if section.cache_gib else None
 
 
 def read(footage: Footage, indices: Sequence[int], section: VideoSection, patch: int, cache: FramesCache | None = None) -> Clip:
@@ -50,6 +56,12 @@ def reread(row: Mapping[str, Any], cache: FramesCache | None = None) -> Clip:
     return _clip(footage, indices, row["width"], row["height"], cache)
 
 
+@functools.cache
+def _opened(folder: Path, limit: int) -> FramesCache:
+    """One a process, since it knows how much it may still write."""
+    return FramesCache(folder, limit)
+
+
 def _clip(footage: Footage, indices: tuple[int, ...], width: int, height: int, cache: FramesCache | None) -> Clip:
     held = _held(cache, footage.sha256, indices, width, height)
     if held is None:
@@ -68,4 +80,4 @@ def _held(cache: FramesCache | None, sha256: str, indices: tuple[int, ...], widt
 
 
 def _key(sha256: str, indices: tuple[int, ...], width: int, height: int) -> list[Any]:
-    return [sha256, indices, width, height]
+    return [VERSION, sha256, indices, width, height]

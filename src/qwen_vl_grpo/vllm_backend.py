@@ -25,7 +25,7 @@ from qwen_vl_grpo import policy, processors
 from qwen_vl_grpo.errors import EngineError, RegistryError
 from qwen_vl_grpo.loading import Completion, Question, RunPolicy, finished, positions, prompt_ids
 from qwen_vl_grpo.processors import vision_token_ids
-from qwen_vl_grpo.rollouts import check_prompts, collapse, engine_errors, forbid_vision_tokens
+from qwen_vl_grpo.rollouts import check_prompts, clips_written, collapse, engine_errors, forbid_vision_tokens, shown
 
 log = logging.getLogger("qwen_vl_grpo")
 
@@ -160,13 +160,11 @@ def lora_options(adapters: Sequence[RunPolicy], on_cpu: bool) -> dict[str, Any]:
 
 
 def request(question: Question) -> tuple[dict[str, Any], list[int]]:
-    """A question as vLLM takes it, one token a picture, and the ids that it must read."""
-    processor = question.run.processor
-    ids = prompt_ids(processor, question.sample)
-    asked: dict[str, Any] = {"prompt_token_ids": collapse(ids, vision_token_ids(processor))}
-    if question.sample.images:
-        asked["multi_modal_data"] = {"image": list(question.sample.images)}
-    return asked, ids
+    """A question as vLLM takes it, one token a picture or clip, and the ids that it must read."""
+    processor, sample = question.run.processor, question.sample
+    ids, media = prompt_ids(processor, sample), processors.media(processors.placed(sample.prompt, sample.images, sample.videos))
+    short = collapse(ids, vision_token_ids(processor), clips_written(processor, [media])[0])
+    return {"prompt_token_ids": short} | (shown(media) if media else {}), ids
 
 
 def sampling(question: Question) -> Any:

@@ -168,6 +168,15 @@ def test_the_loss_of_a_clip_teaches_the_language_model_and_the_tower_that_saw_it
         assert trainer.model.get_parameter(name).grad.abs().sum() > 0
 
 
+def test_an_adapter_that_is_held_to_its_base_learns_from_clips(trainer_of):
+    trainer = trainer_of("qwen3_vl", lora={"enabled": True}, beta=0.1, max_steps=2)
+    trainer.train()
+    first, second = trainer.state.log_history[:2]
+    assert first["grad_norm"] > 0
+    assert first["kl"] == pytest.approx(0, abs=1e-6)
+    assert second["kl"] > 1e-6
+
+
 def test_a_clip_is_decoded_and_preprocessed_once_a_generation_and_seen_once_a_micro_batch(trainer_of, monkeypatch):
     trainer = trainer_of("qwen2_5_vl", ASKED[:1], TAKEN[:1], batch_size=2, gradient_accumulation_steps=2)
     counts = {"read": 0, "preprocessed": 0}

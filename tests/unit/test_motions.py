@@ -48,16 +48,17 @@ def test_the_answers_are_those_that_the_task_reads(tmp_path, monkeypatch):
 def test_a_warm_up_on_clips_sees_them_and_imitates_the_targets_alone(tmp_path):
     processor = tiny_qwen.processor("qwen2_5_vl", motions.PHRASES, 420)
     processor.tokenizer.padding_side = "left"
+    targets = [motions.target(first) + "!" * place for place, ((first, *_), _) in enumerate(PAIRS[0])]
     rows = []
-    for place, ((first, *_), frames) in enumerate(PAIRS[0]):
+    for place, (target, (_, frames)) in enumerate(zip(targets, PAIRS[0], strict=True)):
         path = clips.write(tmp_path / f"{place}.mp4", frames, motions.FPS)
         seen = video.read(video.probe(path), range(len(frames)), VideoSection(min_pixels=1), 28)
-        asked = "Which? " * place + motions.QUESTION
-        row = {"id": str(place), "prompt": [{"role": "user", "content": asked}], "images": [], "answer": motions.answer(first)}
-        rows.append(row | {"videos": [video.kept(seen, str(path)) | {"cache_gib": 0.0}], "target": motions.target(first) + "!" * place})
+        shown = {"images": [], "videos": [video.kept(seen, str(path)) | {"cache_gib": 0.0}]}
+        asked = {"role": "user", "content": "Which? " * place + motions.QUESTION}
+        rows.append(shown | {"prompt": [asked], "completion": [{"role": "assistant", "content": target}]})
     batch = warmup.with_clips(processor, rows)
     imitated = [processor.tokenizer.decode(labels[labels != -100]) for labels in batch["labels"]]
-    assert imitated == [f"{row['target']}<|im_end|>" for row in rows]
+    assert imitated == [f"{target}<|im_end|>" for target in targets]
     assert batch["video_grid_thw"].tolist() == [[4, 4, 4]] * 2
     assert {batch[name].shape for name in ("labels", "attention_mask", "mm_token_type_ids")} == {batch["input_ids"].shape}
     assert not torch.equal(*batch["pixel_values_videos"].chunk(2))
