@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter
+from typing import Any
 
 import numpy
 import torch
@@ -46,7 +47,7 @@ def test_the_answers_are_those_that_the_task_reads(tmp_path, monkeypatch):
 
 
 def test_a_warm_up_on_clips_sees_them_and_imitates_the_targets_alone(tmp_path):
-    processor = tiny_qwen.processor("qwen2_5_vl", motions.PHRASES, 420)
+    processor: Any = tiny_qwen.processor("qwen2_5_vl", motions.PHRASES, 420)
     processor.tokenizer.padding_side = "left"
     targets = [motions.target(first) + "!" * place for place, ((first, *_), _) in enumerate(PAIRS[0])]
     rows = []
