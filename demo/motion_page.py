@@ -33,7 +33,7 @@ def main() -> None:
         "",
         f"The supervised warm-up imitates targets of which {LABEL_NOISE:.0%} name a motion drawn at random, so a policy that imitates them "
         "well is still often wrong when it samples, while its likeliest answer is mostly right. GRPO then sees nothing but the reward. So "
-        "seeing motion is what the warm-up teaches, and the sampled columns are what GRPO adds: being right by nature and not by luck.",
+        "seeing motion is what the warm-up teaches, and the sampled columns are what GRPO adds: it samples what it sees.",
         "",
         f"{rows} held-out clips (split `{first.dataset['held_out']}`), {answers // rows} sampled answers each. Counted is what is "
         f"well-formed and right. {first.hardware['machine']}, {first.hardware['cores']} cores, one thread used; the last column is the CPU "
