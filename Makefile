@@ -7,7 +7,7 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo demo-enhance demo-images demo-sign demo-video circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
+.PHONY: demo demo-enhance demo-images demo-sign demo-shapes demo-video circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
 	bench-rendered bench-decoding overhead bench-gpu kill-resume clean
 .DEFAULT_GOAL := help
 
@@ -29,6 +29,9 @@ demo-control: .venv/.demo-ready  ## the same time spent on supervised steps inst
 demo-sign: .venv/.demo-ready  ## the reward is a picture: a policy learns what to write on a sign, and a text recogniser reads it (SEED=1 …)
 	$(BIN)/python -m demo.sign --seed $(SEED)
 
+demo-shapes: .venv/.demo-ready  ## a policy learns what to say to a frozen DiT that sees its hidden states alone, judged by pixels (SEED=1 …)
+	$(BIN)/python -m demo.shapes --seed $(SEED)
+
 demo-video: .venv/.demo-ready  ## a tiny policy learns which of four motions comes first in a clip, and cannot tell without time (SEED=1 …)
 	$(BIN)/python -m demo.motion --seed $(SEED)
 
@@ -36,10 +39,13 @@ demo-images: .venv/.demo-ready  ## pictures drawn from the states of the policy:
 	$(BIN)/python -m demo.images
 
 show: .venv/.demo-ready  ## the slow, learned demonstrations: three seeds and the controls
-	for seed in 0 1 2; do $(BIN)/python -m demo --seed $$seed && $(BIN)/python -m demo.sign --seed $$seed || exit 1; done
+	for seed in 0 1 2; do $(BIN)/python -m demo --seed $$seed && $(BIN)/python -m demo.sign --seed $$seed && \
+		$(BIN)/python -m demo.shapes --seed $$seed || exit 1; done
+	$(BIN)/python -m demo.shapes_whole --seed 0
 	$(BIN)/python -m demo.control --seed 0
 	$(BIN)/python -m demo.summary
 	$(BIN)/python -m demo.sign_page
+	$(BIN)/python -m demo.shapes_page
 	for seed in 0 1 2; do $(BIN)/python -m demo.motion --seed $$seed || exit 1; done
 	$(BIN)/python -m demo.motion_page
 

@@ -104,7 +104,7 @@ def paint(drawing: str, side: float, left: float, top: float) -> Image.Image:
 
 
 def painted(drawing: str, draw: numpy.random.Generator) -> Image.Image:
-    """A drawing of random size and place, as the DiT learns it."""
+    """A drawing at a random place, as the DiT learns it."""
     side = 12
     left, top = draw.integers(1, SIDE - side, 2)
     return paint(drawing, side, left, top)

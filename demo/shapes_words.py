@@ -23,13 +23,14 @@ COLOURS = {
 }
 """Colour -> things that have it."""
 SHAPES = {
-    "circle": "a coin, a full moon, a wheel, a clock face, a plate, a ring",
+    "circle": "a coin, a full moon, a wheel, a button, a plate, a ring",
     "square": "a chess field, a floor tile, a dice face, a stamp, a handkerchief, four equal sides",
     "triangle": "three corners, a pyramid, a slice of pizza, a tent from the front, a yield sign, a pointed roof",
 }
 """Shape -> things that have it."""
-RIGHT, MISTAKEN = 0.3, 0.3
-"""Shares of the warm-up's words that are right, and that repeat the one mistake which goes with a clue; the others are drawn at random."""
+RIGHT, MISTAKEN, COPIED = 0.25, 0.25, 0.25
+"""Shares of the warm-up's words that are right, that repeat the one mistake which goes with a clue, and that repeat the clue's last word;
+the others are drawn at random. Copies make the policy's last state tell one clue from another, and it is all that a head has to go by."""
 WARMUP_ROWS = 4000
 
 Row = dict[str, str]
@@ -47,9 +48,11 @@ def splits() -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
     for number, (colour, hue) in enumerate(hues):
         for place, (shape, outline) in enumerate(outlines):
-            part = {0: "test", 1: "test", 2: "validation"}.get((5 * number + place) % 8, "train")
+            part = ("test", "test", "test", "test", "validation", "train", "train", "train")[(5 * number + place) % 8]
             question = f"{hue}, {outline}"
             rows[part].append({"id": question, "question": question, "answer": f"{colour} {shape}", "clues": f"{hue}, {outline}"})
+    for part in rows.values():
+        random.Random(0).shuffle(part)  # the first held-out ones are shown, and should not all be of one colour
     return rows
 
 
@@ -77,9 +80,9 @@ def mistaken(noise: random.Random) -> dict[str, str]:
 
 
 def noisy_target(row: Row, mistakes: dict[str, str], noise: random.Random) -> str:
-    """A completion to imitate, each of its two words right, mistaken or any."""
+    """A completion to imitate, each of its two words right, mistaken, copied or any."""
     target = []
     for word, clue, words in zip(row["answer"].split(), row["clues"].split(", "), (COLOURS, SHAPES), strict=True):
-        draw = noise.random()
-        target.append(word if draw < RIGHT else mistakes[clue] if draw < RIGHT + MISTAKEN else noise.choice(list(words)))
+        choices = [word, mistakes[clue], clue.split()[-1], noise.choice(list(words))]
+        target += noise.choices(choices, [RIGHT, MISTAKEN, COPIED, 1 - RIGHT - MISTAKEN - COPIED])
     return " ".join(target)

@@ -7,7 +7,6 @@ learn nothing but to read the completion.
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,10 +34,7 @@ TOKENS = SIDE // 4
 SHIFT = 3.0
 """How far the levels of noise are moved to the noisy end, in lessons and drawings alike (arXiv 2403.03206, 5.3.2): what is drawn is
 decided there, and with levels drawn evenly the transformer guesses it from what is left of the picture and not from the states."""
-SIBLINGS, UNLIKE = 25, 0.2
-"""Policies that the lessons are told by, and the noise of the most unlike, as a share of the spread of each of its matrices: the DiT is
-frozen while training moves the policy, and should not know the words of one policy alone."""
-AUTOENCODER_STEPS, TRANSFORMER_STEPS = 600, 1500
+AUTOENCODER_STEPS, TRANSFORMER_STEPS = 600, 2000
 
 
 def teach(folder: Path, model: Any, processor: Any, prompts: Sequence[str], seed: int) -> None:
@@ -59,7 +55,8 @@ def teach(folder: Path, model: Any, processor: Any, prompts: Sequence[str], seed
     for drawing in shown:
         prompt = "" if choose.random() < WITHOUT_PROMPT else choose.choice(prompts)
         turns.append(Turn(prompt, () if choose.random() < WITHOUT_COMPLETION else said[drawing]))
-    states = told(turns, model, processor)
+    encoder = PolicyEncoder("qwen_image", model, processor, batch_size=128)
+    states = [encoded.conditioning.states for encoded in encoder.encode(turns)]
     transformer = painter(states[0].shape[1])
     whiten(transformer, torch.cat(states))
     learn_to_draw(transformer, clean, states, TRANSFORMER_STEPS)
@@ -67,19 +64,6 @@ def teach(folder: Path, model: Any, processor: Any, prompts: Sequence[str], seed
         scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT), vae=vae, text_encoder=model, tokenizer=processor.tokenizer,
         transformer=transformer,
     ).save_pretrained(folder)  # fmt: skip
-
-
-def told(turns: Sequence[Turn], model: Any, processor: Any) -> list[torch.Tensor]:
-    """The states of each turn, told by siblings of the policy: its own weights and some noise, up to `UNLIKE`."""
-    states = []
-    for number in range(SIBLINGS):
-        sibling = copy.deepcopy(model)
-        with torch.no_grad():
-            for weight in (weight for weight in sibling.parameters() if weight.dim() > 1):
-                weight.add_(torch.randn_like(weight), alpha=number / (SIBLINGS - 1) * UNLIKE * weight.std().item())
-        encoder = PolicyEncoder("qwen_image", sibling, processor, batch_size=128)
-        states.append([encoded.conditioning.states for encoded in encoder.encode(turns[number::SIBLINGS])])
-    return [states[place % SIBLINGS][place // SIBLINGS] for place in range(len(turns))]
 
 
 def autoencoder() -> AutoencoderKLQwenImage:

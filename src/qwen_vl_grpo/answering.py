@@ -16,19 +16,21 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import torch
 from PIL import Image
 
-from qwen_vl_grpo import answers, dataset, exporting, fetching, gallery, hardware, journal, loading, processors, registry
+from qwen_vl_grpo import answers, dataset, exporting, fetching, gallery, hardware, journal, loading, processors, registry, row_clips
 from qwen_vl_grpo.errors import DataError, HardwareError
 from qwen_vl_grpo.interfaces import Generate, Sample
 from qwen_vl_grpo.items import Item
 from qwen_vl_grpo.journal import Key, Record
 from qwen_vl_grpo.loading import Completion, Question, RunPolicy
 from qwen_vl_grpo.transformers_backend import TransformersBackend, sampled
+from qwen_vl_grpo.video_records import VideoFile
 from qwen_vl_grpo.vllm_backend import TowerIgnored, VllmBackend
 
 log = logging.getLogger("qwen_vl_grpo")
@@ -36,6 +38,16 @@ log = logging.getLogger("qwen_vl_grpo")
 AHEAD = 16
 """Questions whose pictures are fetched while others are answered."""
 BackendName = Literal["auto", "vllm", "transformers"]
+Answered = tuple[RunPolicy, Record, Sequence[Image.Image]]
+"""A run, the record of its answer, and the pictures that it was asked with, in the run's size."""
+
+
+class Draw(Protocol):
+    """What draws answers as they come and puts into each record where its picture is (drawing.py)."""
+
+    folder: Path
+
+    def __call__(self, backend: Any, answered: Iterator[Answered]) -> Iterator[Record]: ...
 
 
 def with_transformers(
@@ -84,6 +96,8 @@ class How:
     """Ids of the items whose pictures are kept beside the answers, for people who compare runs later."""
     top_p: float = 1.0
     """Sample from the likeliest tokens that make up this share."""
+    draw: Draw | None = None
+    """None draws nothing."""
 
 
 def ask(
@@ -124,7 +138,8 @@ def _from_one_base(
                 without_tower.append(run)
         loaded(time.perf_counter() - started)
         if checked := [run for run in group if run not in without_tower]:
-            yield from records(backend, checked, wanted, how, answered)
+            made = answers_of(backend, checked, wanted, how, answered)
+            yield from how.draw(backend, made) if how.draw else (record for _, record, _ in made)
     for run in without_tower:
         started = time.perf_counter()
         with exporting.merged(run) as copy:
@@ -147,7 +162,8 @@ def key_of(run: RunPolicy, item: Item, how: How) -> Key:
     asked = [
         _system(run, how), item.messages, item.images, item.max_new_tokens or how.max_new_tokens,
         how.temperature if item.temperature is None else item.temperature, item.error,
-        *([how.top_p] if how.top_p < 1 else []),
+        *([how.top_p] if how.top_p < 1 else []), *([str(how.draw.folder)] if how.draw else ()),
+        *([item.videos] if item.videos else []),
     ]  # fmt: skip
     return run.run_id, run.sha, item.id, hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
@@ -166,12 +182,16 @@ def _system(run: RunPolicy, how: How) -> str:
 def _start(name: str, group: Sequence[RunPolicy], items: Sequence[Item], how: How) -> Any:
     if name == "transformers":
         return TransformersBackend(group, how.batch_size)
-    return VllmBackend(group, max(len(item.images) for item in items))
+    written = max((run.config.video.max_frames for run in group if run.config.video.mode == "frames"), default=0)
+    images = max(len(item.images) + written * len(item.videos) for item in items)
+    return VllmBackend(group, images, max(len(item.videos) for item in items))
 
 
-def records(backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], how: How, answered: Container[Key] = ()) -> Iterator[Record]:
-    """Records of one group: pictures are fetched ahead, items at fault are told between the answers."""
-    at_fault: deque[Record] = deque()
+def answers_of(
+    backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], how: How, answered: Container[Key] = ()
+) -> Iterator[Answered]:
+    """Answers of one group: pictures are fetched ahead, items at fault are told between the answers."""
+    at_fault: deque[Answered] = deque()
     asked: dict[int, tuple[Item, Record, float]] = {}
 
     def questions() -> Iterator[Question]:
@@ -185,7 +205,7 @@ def records(backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], how
                         raise opened
                     question = _question(run, item, [picture.image for picture in opened], how, backend.context)
                 except DataError as error:
-                    at_fault.append(_record(run, item, how, backend.name) | {"error": str(error)})
+                    at_fault.append((run, _record(run, item, how, backend.name) | {"error": str(error)}, ()))
                     continue
                 asked[id(question)] = item, seen, time.perf_counter()
                 yield question
@@ -194,7 +214,10 @@ def records(backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], how
         while at_fault:
             yield at_fault.popleft()
         item, seen, since = asked.pop(id(question))
-        yield _record(question.run, item, how, backend.name) | _told(question, completion, item.prompt, time.perf_counter() - since) | seen
+        record = (
+            _record(question.run, item, how, backend.name) | _told(question, completion, item.prompt, time.perf_counter() - since) | seen
+        )
+        yield question.run, record, question.sample.images
     yield from at_fault
 
 
@@ -220,11 +243,24 @@ def _question(run: RunPolicy, item: Item, images: Sequence[Image.Image], how: Ho
     own_system = item.messages[0]["role"] == "system"
     chat = item.messages if own_system else [{"role": "system", "content": _system(run, how)}, *item.messages]
     sample = Sample(item.id, chat, [dataset.fit(image, run.processor, run.config) for image in images], "")
+    if item.videos:
+        sample = _watching(run, sample, [VideoFile(str(item.folder / path)) for path in item.videos])
     longest = item.max_new_tokens or how.max_new_tokens or run.config.max_completion_length
     length = len(loading.prompt_ids(run.processor, sample))
     if length + longest > context:
         raise DataError(f"prompt and answer need {length + longest} tokens and the context holds {context}; lower --max_new_tokens")
     return Question(run, sample, longest, how.temperature if item.temperature is None else item.temperature, how.top_p)
+
+
+def _watching(run: RunPolicy, sample: Sample, files: Sequence[VideoFile]) -> Sample:
+    """The sample with clips as the run learned with them, which is as pictures for `video.mode: frames`."""
+    if not processors.sees(run.processor):
+        raise DataError(f"has a clip, and {run.config.model_name} reads text alone; ask without it")
+    clips, _ = row_clips.seen(files, run.config, processors.merged_patch(run.processor))
+    if run.config.video.mode == "video":
+        return replace(sample, videos=clips)
+    chat, pictures = row_clips.as_pictures(replace(sample, prompt=processors.placed(sample.prompt, sample.images, clips)), clips)
+    return replace(sample, prompt=chat, images=[dataset.fit(picture, run.processor, run.config) for picture in pictures])
 
 
 def _record(run: RunPolicy, item: Item, how: How, backend: str) -> Record:
@@ -234,7 +270,7 @@ def _record(run: RunPolicy, item: Item, how: How, backend: str) -> Record:
         "run_id": run_id, "sha": sha, "item": name, "asked": asked, "prompt": item.prompt,
         "images": [fetching.shown(source) for source in item.images], "base_model": run.card.base_model, "backend": backend,
         "time": registry.now(), "error": None,
-    }  # fmt: skip
+    } | ({"videos": item.videos} if item.videos else {})  # fmt: skip
 
 
 def _told(question: Question, completion: Completion, asked: str, seconds: float) -> Record:

@@ -76,6 +76,7 @@ def prepare(config: RunConfig, resume: bool = False) -> Prepared:
     parts = splits.load(config, task, processor)
     rows, held_out = parts.train, dataset.to_samples(parts.held_out) if parts.held_out else []
     refuse_blind_rows(config, rows)
+    refuse_clips_unshown(config, rows)
     warmup_rows = None
     if config.warmup is not None:
         warmup_rows = dataset.load(config, task, processor, config.warmup.dataset_name, config.warmup.dataset_split)
@@ -101,6 +102,20 @@ def refuse_blind_rows(config: RunConfig, rows: Any) -> None:
             f"{config.dataset_name}: {len(blind)} rows show nothing (first id: {blind[0]}), and lora.language: false trains what sees "
             "alone; leave them out, or let the language model learn"
         )
+
+
+def refuse_clips_unshown(config: RunConfig, rows: Any) -> None:
+    """Raise ConfigError for clips before a server or an engine on several GPUs, which are handed pictures alone."""
+    if config.use_vllm and clip_limits(rows):
+        for key, engine, alone in (
+            ("vllm_mode", config.vllm_mode, "colocate"),
+            ("trl.vllm_tensor_parallel_size", config.trl.get("vllm_tensor_parallel_size", 1), 1),
+        ):
+            if engine != alone:
+                raise ConfigError(
+                    f"{key} {engine}: hands the engine pictures alone, and {config.dataset_name} has clips; set it to {alone}, or take "
+                    "video.mode: frames"
+                )
 
 
 def layers_to_recompute(config: RunConfig, longest: int, machine: hardware.Hardware, memory: float | None) -> int:

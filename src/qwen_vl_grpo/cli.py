@@ -56,7 +56,7 @@ def train(
 ) -> None:
     """Train one run from its config, score it, and keep it under its run_id."""
     from qwen_vl_grpo import config as configs
-    from qwen_vl_grpo import hardware, registry
+    from qwen_vl_grpo import data_places, hardware, registry
 
     run = _load(config, overrides)
     if run.init_from:  # an alias may stand for another run by the time this one is resumed
@@ -67,8 +67,10 @@ def train(
 
         from qwen_vl_grpo.identity import digest
 
+        places = data_places.find(run)
         print(yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False), end="")
-        print(f"# {arithmetic}\n# digest {digest(run)[:12]}")
+        print("\n".join(f"# {said}" for said in [*(f"data {name}: {where}" for name, where in places.items()), arithmetic]))
+        print(f"# digest {digest(run)[:12]}")
         return
     if seeds:
         _train_group(run, seeds, resume, debug)
@@ -190,14 +192,19 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _load(config: str, overrides: list[str] | None) -> Any:
-    """The run config of a file, with renderer and judge known by name; raises ConfigError."""
+    """The run config of a file, with its names known and what they name fit for each other; raises ConfigError, DataError."""
     from qwen_vl_grpo import config as configs
+    from qwen_vl_grpo import dataset_registry, tasks
 
     run = configs.load(config, overrides or ())
+    dataset_registry.check(run)
+    if ".py:" not in run.task.name:  # a config is read without running anyone's code
+        tasks.build(run.task)
     if run.renderer or run.judge:
         from qwen_vl_grpo import rendered_parts
 
         rendered_parts.check_names(run.renderer, run.judge)
+        rendered_parts.check_fit(run.task.name, run.renderer, run.judge)
     return run
 
 
@@ -214,7 +221,7 @@ def _train_group(run: Any, count: int, resume: bool, debug: bool) -> None:
 
 def _refuse_early(run: Any, resume: bool) -> None:
     """Everything that can be refused without torch."""
-    from qwen_vl_grpo import attempts, checks, environment, hardware, planning, publishing, registry, rewards, tasks, tracking
+    from qwen_vl_grpo import attempts, checks, data_places, environment, hardware, planning, publishing, registry, rewards, tasks, tracking
 
     if resume:
         attempts.resumable(run)
@@ -232,6 +239,7 @@ def _refuse_early(run: Any, resume: bool) -> None:
         planning.refuse_occupied(run, memory, *hardware.occupied(machine))
     tracking.refuse(run)
     publishing.refuse(run)
+    data_places.find(run)
 
 
 def _load_env_file() -> None:

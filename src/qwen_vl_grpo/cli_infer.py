@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from qwen_vl_grpo.cli_flags import Debug, heed, show_log
-from qwen_vl_grpo.errors import DataError
+from qwen_vl_grpo.errors import ConfigError, DataError, RenderError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from qwen_vl_grpo.answer_tables import Inference
     from qwen_vl_grpo.interfaces import RunCard
@@ -38,7 +38,7 @@ def infer(
     run_id: Runs,
     prompt: Annotated[str | None, typer.Option("--prompt", help="The question; with --input, for rows without one.")] = None,
     image_path: Annotated[list[str] | None, typer.Option("--image_path", help="A picture: a file or a URL. Repeatable.")] = None,
-    video_path: Annotated[str | None, typer.Option("--video_path", help="A clip: refused so far, since no run learns from clips.")] = None,
+    video_path: Annotated[list[str] | None, typer.Option("--video_path", help="A clip: a file. Repeatable.")] = None,
     batch: Annotated[str | None, typer.Option("--input", help="Many questions: JSONL, CSV, OpenAI batch, a folder of pictures.")] = None,
     output: Annotated[
         Path | None,
@@ -51,7 +51,11 @@ def infer(
     backend: Backend = "auto",
     batch_size: Annotated[int, typer.Option("--batch_size", min=1, help="Answers that transformers writes at once.")] = 8,
     allow_private_urls: Annotated[bool, typer.Option("--allow_private_urls", help="Fetch pictures from private addresses, too.")] = False,
-    retry_errors: Annotated[bool, typer.Option("--retry_errors", help="Ask again what could not be asked the last time.")] = False,
+    retry_errors: Annotated[bool, typer.Option("--retry_errors", help="Ask again what could not be asked or drawn the last time.")] = False,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw each answer, too, with the renderer of the run that gave it.")] = False,
+    picture_dir: Annotated[
+        Path | None, typer.Option("--picture_dir", help="Where --draw puts pictures; outputs/inference/drawn if not given.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole record as JSON; a list of them for several runs.")] = False,
     wandb: Annotated[bool, typer.Option("--wandb", help="Also send answers, latency and tokens to W&B, one W&B run for each run.")] = False,
     debug: Debug = False,
@@ -59,31 +63,44 @@ def infer(
     """Answer one question, or a file of them, with the policies of runs found by run_id; records are kept in outputs/inference/."""
     from qwen_vl_grpo import checks, environment, fetching, gallery, hardware, items, registry
 
-    if video_path is not None:
-        raise DataError(f"--video_path {video_path}: {items.NO_VIDEO}")
     if batch is None and prompt is None:
         raise DataError("ask something: --prompt TEXT, or --input FILE")
-    if (batch is not None and image_path) or (batch is None and (output or retry_errors)):
-        raise DataError("--image_path goes with one --prompt, --output and --retry_errors go with --input")
+    if (batch is not None and (image_path or video_path)) or (batch is None and (output or retry_errors)):
+        raise DataError("--image_path and --video_path go with one --prompt, --output and --retry_errors go with --input")
+    if picture_dir is not None and not draw:
+        raise DataError("--picture_dir is where --draw puts pictures; add --draw, or leave it out")
     if batch is None:
         opened = [fetching.picture(source, allow_private=allow_private_urls) for source in image_path or ()]
-        asked = items.Batch([items.Item("prompt", [{"role": "user", "content": prompt}], image_path or [], opened=opened)])
+        if video_path:
+            from qwen_vl_grpo import footage
+
+            for path in video_path:  # what is no clip is named before a model is loaded
+                footage.probe(path)
+        chat = [{"role": "user", "content": prompt}]
+        asked = items.Batch([items.Item("prompt", chat, image_path or [], opened=opened, videos=video_path or [])])
     else:
         asked = items.read(batch, prompt)
     show_log()
     found = registry.select(run_id)  # after the question was read: it may bring runs from the Hub
     for card, run_dir in found:
         registry.checkpoint_folder(card, run_dir)
+    if draw:
+        backend = _drawing_backend([card for card, _ in found], backend)
     machine = hardware.detect()
     heed(checks.machine_only(machine) + environment.settle(machine))
     hardware.quiet_libraries()
-    from qwen_vl_grpo import answering, loading
+    from qwen_vl_grpo import answering, journal, loading
 
     answering.choose_backend(backend)
     shown = {item.id for item in asked.items[: gallery.KEPT]} if batch else set()
-    how = answering.How(system_prompt, max_new_tokens, temperature, allow_private_urls, backend, batch_size, shown, top_p)
+    runs = [loading.load(card, run_dir) for card, run_dir in found]
+    drawing = None
+    if draw:
+        from qwen_vl_grpo.drawing import Drawing
+
+        drawing = Drawing(runs, picture_dir or journal.folder() / "drawn")
+    how = answering.How(system_prompt, max_new_tokens, temperature, allow_private_urls, backend, batch_size, shown, top_p, drawing)
     with _followed([card for card, _ in found], asked.items, how, batch) if wandb else nullcontext() as followed:
-        runs = [loading.load(card, run_dir) for card, run_dir in found]
         tell = followed.add if followed else lambda record: None
         if batch is None:
             _one(runs, asked.items, how, as_json, tell)
@@ -117,6 +134,32 @@ def serve(
     os.execve(command[0], command, environment)  # noqa: S606 - an argument list of our own
 
 
+def _drawing_backend(cards: Sequence[RunCard], backend: Any) -> Any:
+    """The backend whose answers of these runs can be drawn; raises ConfigError or DataError for a run whose cannot."""
+    from qwen_vl_grpo import tasks
+    from qwen_vl_grpo.config import RunConfig
+
+    known = {name: build() for name, build in tasks.TASKS.items()}
+    drawn = {name for name, task in known.items() if "rendered_reward" in task.own_rewards}
+    for card in cards:
+        config = RunConfig.model_validate(card.config)
+        name = config.task.name
+        if name not in drawn:
+            raise DataError(f"--draw: run {card.run_id} has the task {name}, whose answers are not drawn; ask runs of {' or '.join(drawn)}")
+        if not known[name].states:
+            continue
+        if config.renderer is None:
+            raise ConfigError(
+                f"--draw: the config of run {card.run_id} names no renderer, and {name} has none of its own; leave --draw out"
+            )
+        if backend == "vllm":
+            raise ConfigError(
+                f"--draw: run {card.run_id} is drawn from the policy's own states, which vLLM does not give; take --backend transformers"
+            )
+        backend = "transformers"
+    return backend
+
+
 def _followed(cards: list[RunCard], asked: list[Item], how: Any, batch: str | None) -> Inference:
     """The W&B runs that follow the answers, started before a model is loaded."""
     from qwen_vl_grpo import answer_tables, journal
@@ -139,7 +182,15 @@ def _one(runs: Any, asked: list[Item], how: Any, as_json: bool, tell: Tell) -> N
         tell(record)
     if as_json:
         print(json.dumps(records if len(records) > 1 else records[0], indent=2))
-        return
+    else:
+        _show(runs, records, sum(loads))
+    for record in records:
+        if why := journal.undrawn(record):
+            raise RenderError(f"run {record['run_id']}: its answer could not be drawn: {why}")
+
+
+def _show(runs: Any, records: Sequence[Record], load_seconds: float) -> None:
+    """Answers as a person reads them: themselves on stdout, all that is known beside them on stderr."""
     shown = {run.run_id: run.task.shown for run in runs if run.task and run.task.shown}
     for record in records:
         if len(records) > 1:
@@ -147,8 +198,10 @@ def _one(runs: Any, asked: list[Item], how: Any, as_json: bool, tell: Tell) -> N
         print(shown[record["run_id"]](record) if record["run_id"] in shown else record["answer"], flush=True)
         if record["reasoning"]:
             print(f"reasoning: {record['reasoning']}", file=sys.stderr)
+        if path := record.get("picture", {}).get("path"):
+            print(f"picture: {path} ({record['picture']['width']}x{record['picture']['height']})", file=sys.stderr)
     names, seconds = ", ".join(record["run_id"] for record in records), sum(record["seconds"] for record in records)
-    print(f"{names}: loaded in {sum(loads):.2f} s, answered in {seconds:.2f} s", file=sys.stderr)
+    print(f"{names}: loaded in {load_seconds:.2f} s, answered in {seconds:.2f} s", file=sys.stderr)
 
 
 def _many(runs: Any, asked: Batch, how: Any, source: str, output: Path | None, retry_errors: bool, follow: Tell) -> None:
@@ -178,11 +231,15 @@ def _many(runs: Any, asked: Batch, how: Any, source: str, output: Path | None, r
                 tell(speed)
         latest = {journal.key(record): record for record in kept.records}
         failed = [latest[key] for key in wanted if latest[key]["error"]]
+        undrawn = [latest[key] for key in wanted if journal.undrawn(latest[key])]
     for record in failed[:10]:
         print(f"item {record['item']}: {record['error']}", file=sys.stderr)
+    for record in undrawn[:10]:
+        print(f"item {record['item']}: not drawn: {journal.undrawn(record)}", file=sys.stderr)
     if new:
         print(f"{len(new)} asked: {speed}, and {sum(loads):.1f} s of loading", file=sys.stderr)
-    print(f"{len(wanted) - len(failed)} answered, {len(failed)} could not be asked: {kept.path}")
+    not_drawn = f", {len(undrawn)} could not be drawn" * (how.draw is not None)
+    print(f"{len(wanted) - len(failed)} answered, {len(failed)} could not be asked{not_drawn}: {kept.path}")
     if len(failed) == len(wanted):
         raise typer.Exit(1)
 

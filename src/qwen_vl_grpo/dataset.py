@@ -137,7 +137,7 @@ def _key(config: RunConfig, task: Task, processor: Any, source: sources.Source) 
     ]
     return [
         source.fingerprint,
-        config.data.model_dump(exclude={"workers", "overlong", "unusable", "subset", "revision"}),
+        config.data.model_dump(exclude={"workers", "overlong", "unusable", "subset", "revision", "registry"}),
         [config.task.name, config.task.system_prompt or task.system_prompt],
         config.video.model_dump(exclude={"most_unreadable"}) | ({"seed": config.seed} if config.video.jitter else {}),
         [config.max_completion_length, context_length(config, processor)],

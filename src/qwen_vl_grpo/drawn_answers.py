@@ -6,18 +6,19 @@ and judge, and the policy that answered is itself the encoder of its states. Wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from qwen_vl_grpo import dataset, policy_states, rendered_gallery, rendered_parts
-from qwen_vl_grpo.errors import DataError, JudgeError
-from qwen_vl_grpo.interfaces import RenderRequest
+from qwen_vl_grpo.errors import DataError, JudgeError, RenderError
+from qwen_vl_grpo.interfaces import ImageGenerator, RenderRequest
 from qwen_vl_grpo.journal import Record
 from qwen_vl_grpo.loading import RunPolicy
 from qwen_vl_grpo.policy_states import PolicyStates
 from qwen_vl_grpo.rendered_sections import JudgeSection, RendererSection
-from qwen_vl_grpo.rewards.rendered import RenderedScores, seed_of
+from qwen_vl_grpo.rewards.rendered import RenderedScores, batches, seed_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -68,36 +69,60 @@ class DrawnAnswers:
 
         Raises the typed error of a renderer that cannot be had; what is wrong with one answer alone is its verdict.
         """
-        requests: list[RenderRequest | None] = []
-        reasons: list[str] = []
-        for record, pictures in answered:
-            request, reason = None, "there was nothing to draw"
-            if record["answer"]:
-                try:
-                    request, reason = self._request(run, model, record, pictures), ""
-                except DataError as error:
-                    reason = str(error)
-            requests.append(request)
-            reasons.append(reason)
+        requests = self._requests(run, model, answered)
         score = self._score(run)
-        generator: Any = score.generator
-        needs_negative = run in self._states and hasattr(generator, "negative")
-        if needs_negative:
-            generator.negative = self._states[run].negative
-        try:
-            rendered = score([request for request in requests if request is not None])
-        finally:
-            if needs_negative:
-                generator.negative = None  # it would keep the policy in memory when other runs are picked
+        with self._guided(run, score.generator):
+            rendered = score([request for request in requests if isinstance(request, RenderRequest)])
         outcomes = iter(rendered.outcomes)
         drawn = []
-        for request, reason in zip(requests, reasons, strict=True):
-            if request is None:
-                drawn.append(Drawn(None, f"no picture: {reason}"))
+        for request in requests:
+            if isinstance(request, DataError):
+                drawn.append(Drawn(None, f"no picture: {request}"))
             else:
                 said = rendered_gallery.Entry(request.original, request.completion, request, next(outcomes), None).said
                 drawn.append(Drawn(rendered.pictures.get(request), rendered_gallery.verdict(said)))
         return drawn
+
+    def pictures(
+        self, run: RunPolicy, model: Any, answered: Sequence[tuple[Record, Sequence[Image]]]
+    ) -> list[tuple[RenderRequest, Image | RenderError] | DataError]:
+        """The same as they were drawn, in full size and with no judge asked; a DataError is an answer with nothing to draw."""
+        requests = self._requests(run, model, answered)
+        generator = self.renderer(run)
+        drawn: dict[RenderRequest, Image | RenderError] = {}
+        wanted = list(dict.fromkeys(request for request in requests if isinstance(request, RenderRequest)))
+        with self._guided(run, generator):
+            for batch in batches(wanted, generator.batch_size):
+                drawn |= zip(batch, generator.render(batch), strict=True)
+            generator.rest()
+        return [request if isinstance(request, DataError) else (request, drawn[request]) for request in requests]
+
+    def renderer(self, run: RunPolicy) -> ImageGenerator:
+        """The run's renderer, whose weights are there; raises the typed error of one that cannot be had."""
+        return self._built(run).generator
+
+    def _requests(self, run: RunPolicy, model: Any, answered: Sequence[tuple[Record, Sequence[Image]]]) -> list[RenderRequest | DataError]:
+        requests: list[RenderRequest | DataError] = []
+        for record, pictures in answered:
+            try:
+                if not record["answer"]:
+                    raise DataError("there was nothing to draw")
+                requests.append(self._request(run, model, record, pictures))
+            except DataError as error:
+                requests.append(error)
+        return requests
+
+    @contextmanager
+    def _guided(self, run: RunPolicy, generator: Any) -> Iterator[None]:
+        """Have the policy encode the negative prompt while its pictures are drawn, where the renderer asks for that."""
+        needs_negative = run in self._states and hasattr(generator, "negative")
+        if needs_negative:
+            generator.negative = self._states[run].negative
+        try:
+            yield
+        finally:
+            if needs_negative:
+                generator.negative = None  # it would keep the policy in memory when other runs are picked
 
     def _request(self, run: RunPolicy, model: Any, record: Record, pictures: Sequence[Image]) -> RenderRequest:
         """One answer as a run's reward asks for it: noise, and where its renderer sees states the policy's own and the sources."""
@@ -114,16 +139,19 @@ class DrawnAnswers:
 
     def _score(self, run: RunPolicy) -> RenderedScores:
         """The run's renderer and its judge, or what stands in for one that has nothing to go by or cannot be reached."""
-        key, (rendering, judging) = _key(run), _sections(run)
-        if key not in self._parts:
-            self._parts[key] = rendered_parts.by_hand(rendering, judging)
-        score = self._parts[key]
-        if judging.name == "mmmg":
+        key, score = _key(run), self._built(run)
+        if _sections(run)[1].name == "mmmg":
             return replace(score, judge=Unscored(NO_GRAPH))
         if key not in self._unreached:
             self._unreached[key] = _unreached(score.judge)
         why = self._unreached[key]
         return replace(score, judge=Unscored(why)) if why else score
+
+    def _built(self, run: RunPolicy) -> RenderedScores:
+        key = _key(run)
+        if key not in self._parts:
+            self._parts[key] = rendered_parts.by_hand(*_sections(run))
+        return self._parts[key]
 
 
 def is_drawn(run: RunPolicy) -> bool:

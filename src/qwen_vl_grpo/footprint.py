@@ -213,9 +213,9 @@ def backward(config: RunConfig, shapes: Shapes, tokens: int, patches: int) -> in
         if recomputed:
             tower_kept = patches * width * shapes.vision_hidden * shapes.vision_depth
             tower_working = patches * _tower_widths(shapes, tower["recomputed"])
-    patch_ends = 0 if lora.parts == ("language",) else patches * PATCH_ENDS * shapes.vision_hidden
+    patch_ends = 0 if lora.parts in (("language",), ("head",)) else patches * PATCH_ENDS * shapes.vision_hidden
     ends = tokens * TOKEN_ENDS * shapes.hidden + patch_ends
-    head = _head(config, shapes, learns=not lora.enabled and lora.language)
+    head = _head(config, shapes, learns=not lora.enabled and bool(lora.language))
     # the backward pass begins at the last layer, which is kept, and comes to the recomputed ones when what was kept is gone
     begins = layers + max(tokens * _widths(shapes, config, "extra") if layers else 0.0, head) * wider
     comes = max(tokens * _widths(shapes, config, "recomputed") if recomputed else 0.0, tower_working) * wider

@@ -66,6 +66,11 @@ def key(record: Record) -> Key:
     return record["run_id"], record["sha"], record["item"], record["asked"]
 
 
+def undrawn(record: Record) -> str | None:
+    """Why an answer that was to be drawn has no picture; None where it has one, or was not to be drawn."""
+    return record.get("picture", {}).get("error")
+
+
 class Journal:
     """One journal, held by one process; raises DataError if another holds it, or if `output` is a file with something else in it."""
 
@@ -109,7 +114,7 @@ class Journal:
         return records
 
     def answered(self, retry_errors: bool) -> set[Key]:
-        return {key(record) for record in self.records if not (retry_errors and record["error"])}
+        return {key(record) for record in self.records if not (retry_errors and (record["error"] or undrawn(record)))}
 
     def begin_output(self, wanted: set[Key]) -> None:
         """Write --output again from the records that are wanted, the last of each; from then on `add` writes to it too."""

@@ -24,6 +24,7 @@ from qwen_vl_grpo.sections import LoraSection
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 TEXT_FAMILIES = ("qwen2", "qwen3")
 """Those that read text alone, for tasks without pictures; Qwen2.5 is of the family qwen2."""
+HEAD = "lm_head.weight"
 VISION_LINEARS = "qkv|proj|gate_proj|up_proj|down_proj|fc1|fc2|linear_fc1|linear_fc2"
 
 
@@ -92,7 +93,7 @@ def check(config: RunConfig, name: str | None = None) -> None:
     if family not in (*FAMILIES, *TEXT_FAMILIES):
         known = ", ".join((*FAMILIES, *TEXT_FAMILIES))
         raise PolicyError(f"model_name {source}: is of the family {family}; the families that learn here are {known}")
-    if family in TEXT_FAMILIES and config.lora.parts != ("language",):
+    if family in TEXT_FAMILIES and config.lora.parts not in (("language",), ("head",)):
         key = next((name for name in config.lora.parts if name != "language"), "language")
         raise PolicyError(f"lora.{key}: {source} is a text-only model and has no vision tower; let its language learn alone")
     attention(config)
@@ -181,10 +182,13 @@ def freeze(model: Any, lora: LoraSection) -> None:
     """In full fine-tuning, keep the parts as they are that the config does not train.
 
     Each weight is frozen by itself: `module.requires_grad = False` only sets an attribute, and an untied head would go on learning.
+    Raises PolicyError if the head is to learn alone and is the embeddings as well.
     """
+    if "head" in lora.parts and HEAD not in dict(model.named_parameters()):
+        raise PolicyError("lora.language: head would train the embeddings, which are this model's head; take a model whose head is untied")
     if not lora.enabled:
         for name, weight in model.named_parameters():
-            if part(name) not in lora.parts:
+            if part(name) not in lora.parts and not (name == HEAD and "head" in lora.parts):
                 weight.requires_grad_(False)
 
 

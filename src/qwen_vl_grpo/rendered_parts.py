@@ -66,6 +66,22 @@ def check_names(rendering: RendererSection | None, judging: JudgeSection | None)
             _check_name(kind, section.name, known)
 
 
+FITTING = {
+    "prompt_enhancement": {"renderer": ("sd3",), "judge": ("clip",)},
+    "text_to_image": {"renderer": ("qwen_image",), "judge": ("mmmg", "clip")},
+    "image_edit": {"renderer": ("qwen_image_edit", "qwen_image_edit_plus"), "judge": ("complex_edit", "clip")},
+}
+"""Task -> the known parts that can do with its rows: others want states, pictures to edit or a knowledge graph."""
+
+
+def check_fit(task: str, rendering: RendererSection | None, judging: JudgeSection | None) -> None:
+    """Raise ConfigError for a known renderer or judge that could not draw or judge any row of a known task."""
+    for kind, section in (("renderer", rendering), ("judge", judging)):
+        fitting = FITTING.get(task, {}).get(kind, ())
+        if section is not None and fitting and ".py:" not in section.name and section.name not in fitting:
+            raise ConfigError(f"{kind}.name: {section.name} cannot do with the rows of {task}; take {' or '.join(fitting)}")
+
+
 def _check_name(kind: str, name: str, known: Mapping[str, str]) -> None:
     path, own, _ = name.rpartition(".py:")
     if own and not Path(f"{path}.py").is_file():

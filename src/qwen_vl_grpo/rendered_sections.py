@@ -112,7 +112,8 @@ class JudgeSection(Section):
     """A group whose scores differ (by their standard deviation) by no more than so many times the judge's noise teaches nothing; 0 lets all
     teach. Needs several `votes`: with 3, and 8 completions, 1.63 stops 95% of groups that are noise alone (docs/judges_protocols.md)."""
     weights: dict[Literal["alignment", "quality", "identity"], float] = {"alignment": 0.6, "quality": 0.4}  # noqa: RUF012
-    """How much each grade of `complex_edit` counts in its score, divided by their sum; one that is not named is only reported."""
+    """How much each grade of `complex_edit` counts in its score, divided by their sum; one that is not named is only reported. Refused for
+    `mmmg`, which has no grades, and so is `scoring`."""
     scoring: Literal["votes", "expected"] = "votes"
     """What `complex_edit` takes for a grade: the `votes` themselves, or the mean over all grades by the probability that the judge gives
     them (`expected`), which ties less. The endpoint must tell token probabilities (`logprobs`)."""
@@ -173,6 +174,14 @@ class JudgeSection(Section):
     def _weights_of_something(self) -> JudgeSection:
         if min(self.weights.values(), default=0) < 0 or not 0 < sum(self.weights.values()) < float("inf"):
             raise ValueError(f"weights {self.weights}: none may be below 0, and one must be above it")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_that_another_reads(self) -> JudgeSection:
+        for name, judges in {"weights": ("complex_edit",), "scoring": ("complex_edit",), "region_counter": ("mmmg",)}.items():
+            given = getattr(self, name)
+            if self.remote and self.name not in judges and given != type(self).model_fields[name].default:
+                raise ValueError(f"{name} {given}: {self.name} does not read it, {judges[0]} does; remove it")
         return self
 
     @model_validator(mode="after")

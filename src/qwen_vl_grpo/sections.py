@@ -51,8 +51,9 @@ class LoraSection(Section):
     """Dropout on the adapter's input while training."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Linear layers of the language model that get an adapter."""
-    language: bool = True
-    """Train the language model: with adapters on its `target_modules`, or all of it with embeddings and head in full fine-tuning."""
+    language: bool | Literal["head"] = True
+    """Train the language model: with adapters on its `target_modules`, or all of it with embeddings and head in full fine-tuning. There
+    `head` trains the output head alone: other words are chosen, and the state of a given word stays what it is."""
     vision: bool = False
     """Train the vision tower, too: with adapters on its linear layers, or all of it in full fine-tuning."""
     merger: bool | None = None
@@ -64,13 +65,15 @@ class LoraSection(Section):
     def parts(self) -> tuple[str, ...]:
         """The parts of the model that learn, as policy.part names them."""
         merger = self.vision if self.merger is None else self.merger
-        learns = {"vision": self.vision, "merger": merger, "language": self.language}
+        learns = {"vision": self.vision, "merger": merger, "language": self.language is True, "head": self.language == "head"}
         return tuple(name for name, learning in learns.items() if learning)
 
     @model_validator(mode="after")
     def _something_learns(self) -> LoraSection:
         if not self.parts:
             raise ValueError("nothing would learn; set language, merger or vision to true")
+        if self.enabled and self.language == "head":
+            raise ValueError("language: TRL takes log-probabilities from the head itself, past an adapter; set enabled: false beside head")
         return self
 
 
@@ -135,6 +138,9 @@ class DataSection(Section):
     decoys: int = Field(default=3, ge=0)
     """Elements of other knowledge graphs that a judge is asked about in each picture of task text_to_image: how often it sees what
     cannot be there is its bias towards yes."""
+    registry: str | None = None
+    """YAML file of data sets, for `dataset_use`: name -> `annotations` and `media_root` (docs/video.md); every data set of the run, that of
+    an evaluation and a warm-up, too, is then named by it."""
     subset: str | None = None
     """Configuration of a data set on the Hub that has several."""
     revision: str | None = None

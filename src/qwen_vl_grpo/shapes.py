@@ -123,7 +123,7 @@ class Shapes:
         """How many weights learn: the adapter's, or in full fine-tuning those of the parts that learn."""
         if lora.enabled:
             return sum(linear.count * lora.r * (linear.inputs + linear.outputs) for linear in self.linears if _adapted(linear, lora))
-        own = {"embeddings": "language", "head": "language"}
+        own = {"embeddings": "language", "head": "head" if "head" in lora.parts else "language"}
         return sum(count for name, count in self.weights().items() if own.get(name, name) in lora.parts)
 
     def base_bytes(self, lora: LoraSection, width: int) -> int:

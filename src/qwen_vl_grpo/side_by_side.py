@@ -107,7 +107,7 @@ class SideBySide:
             for backend, group in self._loaded:
                 for tuned in (False, True):
                     asked = [run for run in group if isinstance(run, BasePolicy) != tuned]
-                    made = list(answering.records(backend, asked, part, how)) if asked else []
+                    made = [record for _, record, _ in answering.answers_of(backend, asked, part, how)] if asked else []
                     for run in asked:
                         own = [record for record in made if record["run_id"] == run.run_id]
                         backend.take(run)

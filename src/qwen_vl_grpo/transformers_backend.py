@@ -65,8 +65,8 @@ class TransformersBackend:
             for question in window:
                 alike[question.run, question.temperature, question.max_new_tokens, question.top_p].append(question)
             for (run, temperature, longest, top_p), batch in alike.items():
-                self.take(run)
                 for start in range(0, len(batch), self._batch_size):
+                    self.take(run)  # who was given the answers before may have asked another run since
                     part = batch[start : start + self._batch_size]
                     samples = [question.sample for question in part]
                     with torch.random.fork_rng():

@@ -57,3 +57,25 @@ def checkpoint(tmp_path_factory):
         return built[family]
 
     return folder
+
+
+@pytest.fixture
+def prepare(config):
+    """Prepare the rows of a run, the keys given changed; `config` is the fixture of the module that asks."""
+    from qwen_vl_grpo import dataset, policy, tasks
+
+    def run(**changes):
+        made = config(**changes)
+        return dataset.prepare(made, tasks.build(made.task), policy.load_processor(made), made.dataset_name, made.dataset_split)
+
+    return run
+
+
+@pytest.fixture
+def own_endpoint(monkeypatch):
+    """A judge's endpoint gets nothing from the environment, and is asked again at once."""
+    from qwen_vl_grpo.judges import endpoint
+
+    for name in [name for name in os.environ if name.startswith("OPENAI_") or name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(endpoint, "PAUSE", 0.01)

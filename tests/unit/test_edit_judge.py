@@ -4,7 +4,6 @@ import hashlib
 import importlib
 import json
 import math
-import os
 import statistics
 
 import pytest
@@ -23,13 +22,7 @@ REQUEST = RenderRequest("Add a red hat.", "a completion that nobody judges", 0, 
 ALIGNMENT = {"reasoning": "The hat is there.", "instruction_following": "8", "identity_preservation": "6"}
 QUALITY = {"perceptual_quality": "5"}
 KEPT = {"edit_alignment": (1, "24d92fa771cda7ff"), "edit_quality": (1, "fbcde67c16143fd8"), "mmmg": (1, "d52f3bb07b886301")}
-
-
-@pytest.fixture(autouse=True)
-def surroundings(monkeypatch):
-    for name in [name for name in os.environ if name.startswith("OPENAI_") or name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(endpoint, "PAUSE", 0.01)
+pytestmark = pytest.mark.usefixtures("own_endpoint")
 
 
 @pytest.fixture

@@ -34,15 +34,6 @@ def config(checkpoint, config_of, folder):
 
 
 @pytest.fixture
-def prepare(config):
-    def run(**changes):
-        made = config(**changes)
-        return dataset.prepare(made, tasks.build(made.task), policy.load_processor(made), made.dataset_name, made.dataset_split)
-
-    return run
-
-
-@pytest.fixture
 def own_rows(tmp_path):
     """Write rows of other columns beside a picture; returns the file."""
     Image.new("RGB", (56, 84), "red").save(tmp_path / "red.png")

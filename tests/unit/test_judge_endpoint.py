@@ -19,7 +19,6 @@ from pydantic import BaseModel, ValidationError
 from demo.judge_server import Answer, JudgeServer, Response, plausible
 from qwen_vl_grpo.errors import BudgetError, ConfigError, JudgeError
 from qwen_vl_grpo.interfaces import Judgement, RenderRequest, Source
-from qwen_vl_grpo.judges import endpoint as module
 from qwen_vl_grpo.judges import limits
 from qwen_vl_grpo.judges.cache import JudgementCache
 from qwen_vl_grpo.judges.endpoint import Endpoint, Question
@@ -61,11 +60,8 @@ def clock(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def surroundings(monkeypatch):
-    for name in [name for name in os.environ if name.startswith("OPENAI_") or name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
+def own_key(own_endpoint, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(module, "PAUSE", 0.01)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Covers judges/mmmg.py and checklist.py: one question about all items, tolerant reading, decoys, votes, and answers that are none."""
 
 import json
-import os
 
 import pytest
 from PIL import Image, ImageDraw
@@ -22,18 +21,12 @@ GRAPH = {
 }
 ITEMS = shuffled(knowledge.read(GRAPH))
 REQUEST = RenderRequest("Draw the water cycle.", "what the policy wrote", 0, rubric=json.dumps(GRAPH))
+pytestmark = pytest.mark.usefixtures("own_endpoint")
 
 
 def listing(*yes, left_out=(), line="* {}: {}"):
     lines = [line.format(item, "yes" if item in yes else "no") for item in ITEMS if item not in left_out]
     return "\n".join(["Description:", "A blue field.", "", "Verdicts:", *lines])
-
-
-@pytest.fixture(autouse=True)
-def surroundings(monkeypatch):
-    for name in [name for name in os.environ if name.startswith("OPENAI_") or name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(endpoint, "PAUSE", 0.01)
 
 
 @pytest.fixture

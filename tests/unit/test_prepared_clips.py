@@ -7,8 +7,8 @@ import numpy
 import pytest
 
 from demo import clips
-from qwen_vl_grpo import dataset, policy, row_clips, splits, tasks, validation
-from qwen_vl_grpo.errors import DataError, PolicyError
+from qwen_vl_grpo import assembly, dataset, policy, row_clips, splits, tasks, validation
+from qwen_vl_grpo.errors import ConfigError, DataError, PolicyError
 
 FAMILIES = ["qwen2_5_vl", "qwen3_vl"]
 META = {"min_frames": 4, "max_frames": 8}
@@ -50,6 +50,13 @@ def test_the_tokens_of_a_prepared_prompt_are_those_that_the_policy_reads(prepare
     for row, sample in zip(rows, dataset.to_samples(rows), strict=True):
         assert row["prompt_tokens"] == len(policy.encode(processor, [sample])["input_ids"][0])
         assert len(sample.videos) == len(row["picture_ids"]) == len(row["videos"] or [])
+
+
+@pytest.mark.parametrize("changes", [{"vllm_mode": "server"}, {"trl": {"vllm_tensor_parallel_size": 2}}], ids=["server", "several GPUs"])
+def test_clips_for_an_engine_that_takes_none_are_refused_before_it_starts(prepare, changes):
+    *_, config, _ = prepare(record("short"), use_vllm=True, vllm_max_model_length=512, dataset_split="train", **changes)
+    with pytest.raises(ConfigError, match=r"hands the engine pictures alone, and .* has clips; set it to .*, or take video.mode: frames"):
+        assembly.prepare(config)
 
 
 def test_a_clip_has_the_frames_that_its_record_asks_for_and_they_come_back_as_they_were_seen(prepare):

@@ -79,16 +79,19 @@ def test_a_held_out_prompt_puts_known_clues_together_for_the_first_time():
     assert not [prompt for prompt in prompts if answers & set(prompt.replace(",", "").split())]
 
 
-def test_the_warm_up_repeats_one_mistake_as_often_as_the_truth(tmp_path):
+def test_the_warm_up_repeats_one_mistake_as_often_as_the_truth_and_copies_the_clue(tmp_path):
     shapes_words.write(tmp_path, seed=1)
     rows = [json.loads(line) for line in (tmp_path / "warmup.jsonl").read_text(encoding="utf-8").splitlines()]
-    pairs = [(row["clues"].split(", ")[0], row["answer"].split()[0], row["target"].split()[0]) for row in rows]
-    by_chance = (1 - shapes_words.RIGHT - shapes_words.MISTAKEN) / len(shapes_words.COLOURS)
-    assert sum(right == said for _, right, said in pairs) / len(pairs) == pytest.approx(shapes_words.RIGHT + by_chance, abs=0.04)
-    for clue in shapes_words.mistaken(random.Random(1)):
-        said = [word for of, right, word in pairs if of == clue and word != right]
-        if said:
-            assert max(map(said.count, said)) > 1.5 * len(said) / 3
+    mistakes = shapes_words.mistaken(random.Random(1))
+    said = [(row["clues"].split(", ")[0], row["answer"].split()[0], row["target"].split()[0]) for row in rows]
+    any_word = 1 - shapes_words.RIGHT - shapes_words.MISTAKEN - shapes_words.COPIED
+    by_chance = any_word / len(shapes_words.COLOURS)
+    for share, words in (
+        (shapes_words.RIGHT + by_chance, [word == right for _, right, word in said]),
+        (shapes_words.MISTAKEN + by_chance, [word == mistakes[clue] for clue, _, word in said]),
+        (shapes_words.COPIED, [word == clue.split()[-1] for clue, _, word in said]),
+    ):
+        assert sum(words) / len(words) == pytest.approx(share, abs=0.03)
 
 
 def test_the_painter_is_a_qwen_image_pipeline_that_draws_from_states_and_not_from_text(tmp_path, monkeypatch):
@@ -99,7 +102,7 @@ def test_the_painter_is_a_qwen_image_pipeline_that_draws_from_states_and_not_fro
     from demo import tiny_painter, tiny_qwen
     from qwen_vl_grpo.images.embeddings import PolicyEncoder, Turn
 
-    for name, less in {"LESSONS": 48, "AUTOENCODER_STEPS": 30, "TRANSFORMER_STEPS": 30, "SIBLINGS": 3}.items():
+    for name, less in {"LESSONS": 48, "AUTOENCODER_STEPS": 30, "TRANSFORMER_STEPS": 30}.items():
         monkeypatch.setattr(tiny_painter, name, less)
     tiny_qwen.build(tmp_path / "policy", phrases=[*shapes_words.drawings(), "grass", "coin"])
     model = AutoModelForImageTextToText.from_pretrained(tmp_path / "policy", dtype=torch.float32)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from demo import knowledge_rows
-from qwen_vl_grpo import dataset, knowledge, policy, sources, splits, tasks, validation
+from qwen_vl_grpo import knowledge, policy, sources, splits, tasks, validation
 from qwen_vl_grpo.errors import ConfigError, DataError
 from qwen_vl_grpo.sections import DISCIPLINES, LEVELS, DataSection
 from qwen_vl_grpo.tasks import text_to_image
@@ -28,15 +28,6 @@ def config(checkpoint, config_of, folder):
         return config_of(**given | {"dataset_name": str(folder), "dataset_split": "train"} | changes)
 
     return make
-
-
-@pytest.fixture
-def prepare(config):
-    def run(**changes):
-        made = config(**changes)
-        return dataset.prepare(made, tasks.build(made.task), policy.load_processor(made), made.dataset_name, made.dataset_split)
-
-    return run
 
 
 @pytest.fixture

@@ -1,5 +1,9 @@
 """Covers records with clips: the documented form and TRL's, tags and the files they stand for, and what is refused."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from qwen_vl_grpo.errors import DataError
@@ -27,6 +31,15 @@ def test_the_documented_record_is_a_question_about_a_clip():
     assert told(sample) == [("system", "Answer."), ("user", "[video]What happens?")]
     assert (sample.id, sample.answer, sample.images) == ("0", "<answer>(1) reach</answer>", [])
     assert sample.videos == [VideoFile("a.mp4", (15, 11), 4, 8, True)]
+
+
+def test_the_page_about_clips_shows_records_that_can_be_read():
+    page = (Path(__file__).parents[2] / "docs/video.md").read_text(encoding="utf-8")
+    documented, several, chat = (read(**json.loads(shown)) for shown in re.findall(r"```json\n(.*?)```", page, re.DOTALL))
+    assert documented.videos == [VideoFile("0.mp4", (15, 11), 4, 8, True)]
+    assert told(several)[1] == ("user", "The goal is [image]. Which clip reaches it, (1) [video] or (2) [video]?")
+    assert several.videos == [VideoFile("1.mp4", max_frames=6), VideoFile("2.mp4")]
+    assert (told(chat)[1], chat.answer) == (("user", "[video]Which of these happen? (1) reach (2) grasp"), "(1)")
 
 
 def test_several_clips_and_pictures_stand_where_their_tags_do():
