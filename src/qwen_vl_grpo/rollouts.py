@@ -26,7 +26,7 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration, extract_logprobs
 from trl.trainer import grpo_trainer
 
-from qwen_vl_grpo import processors
+from qwen_vl_grpo import clip_times, processors
 from qwen_vl_grpo.errors import EngineError, GrpoError, HardwareError, RolloutError, briefly
 from qwen_vl_grpo.hardware import FREED_SHARE
 from qwen_vl_grpo.interfaces import Clip
@@ -80,6 +80,7 @@ class FaithfulGeneration(VLLMGeneration):
     @engine_errors("it started")
     def _init_vllm(self) -> None:
         """Hand our options to the engine (trl#3788), and find out whether sleep mode frees memory on this machine."""
+        clip_times.told()
         self._measure("before the engine")
         published = vllm_generation.LLM  # pyright: ignore[reportPrivateImportUsage]
         options = self.settings.options | {"seed": self.settings.seed * 1009 + self.accelerator.process_index // self.tensor_parallel_size}

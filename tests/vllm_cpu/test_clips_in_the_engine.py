@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import numpy
 import pytest
+import vllm
+from packaging.version import Version
 from three_steps import BOUND
+from vllm.model_executor.models import qwen2_5_vl
 
-from qwen_vl_grpo import parity, policy, positions, rollouts
+from qwen_vl_grpo import clip_times, parity, policy, positions, rollouts
 from qwen_vl_grpo.errors import RolloutError
 from qwen_vl_grpo.interfaces import Clip
 
@@ -39,6 +42,22 @@ def test_one_clip_and_two_are_scored_as_they_were_sampled(trainer_of, family):
     engine.sync_weights()
     assert parity.measure(trainer, shown).mean < BOUND
     assert parity.check(trainer, shown, "of clips")["parity/pictures"] < BOUND
+
+
+@pytest.mark.parametrize("family", SIDE)
+def test_the_same_frames_at_another_speed_are_another_clip_though_the_engine_keeps_what_it_saw(trainer_of, family):
+    trainer, samples = trainer_of(family, engine=LIMITS)
+    slow, fast = clip(family, 6, 0, fps=6.0), clip(family, 6, 0, fps=30.0)
+    shown = [asking(sample, clips) for sample, clips in zip(samples, [[slow], [fast], [slow, fast], [fast, slow]], strict=False)]
+    trainer.vllm_generation.sync_weights()
+    assert parity.measure(trainer, shown).mean < BOUND
+    assert parity.measure(trainer, shown[::-1]).mean < BOUND
+
+
+def test_a_vllm_that_tells_the_times_of_clips_is_left_as_it_is():
+    clip_times.told()
+    own = qwen2_5_vl.Qwen2_5_VLProcessingInfo.get_data_parser.__module__ == qwen2_5_vl.__name__
+    assert own == (Version(vllm.__version__) >= Version(clip_times.MENDED))
 
 
 def test_the_published_positions_after_a_clip_are_another_policys(trainer_of, monkeypatch):
