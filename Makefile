@@ -7,8 +7,8 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo demo-enhance demo-images demo-sign demo-shapes circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
-	bench-rendered overhead bench-gpu kill-resume clean
+.PHONY: demo demo-enhance demo-images demo-sign demo-shapes demo-video circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
+	bench-rendered bench-decoding overhead bench-gpu kill-resume clean
 .DEFAULT_GOAL := help
 
 help:
@@ -32,6 +32,9 @@ demo-sign: .venv/.demo-ready  ## the reward is a picture: a policy learns what t
 demo-shapes: .venv/.demo-ready  ## a policy learns what to say to a frozen DiT that sees its hidden states alone, judged by pixels (SEED=1 …)
 	$(BIN)/python -m demo.shapes --seed $(SEED)
 
+demo-video: .venv/.demo-ready  ## a tiny policy learns which of four motions comes first in a clip, and cannot tell without time (SEED=1 …)
+	$(BIN)/python -m demo.motion --seed $(SEED)
+
 demo-images: .venv/.demo-ready  ## pictures drawn from the states of the policy: text to image and image editing, with tiny models and a judge on this machine
 	$(BIN)/python -m demo.images
 
@@ -43,6 +46,8 @@ show: .venv/.demo-ready  ## the slow, learned demonstrations: three seeds and th
 	$(BIN)/python -m demo.summary
 	$(BIN)/python -m demo.sign_page
 	$(BIN)/python -m demo.shapes_page
+	for seed in 0 1 2; do $(BIN)/python -m demo.motion --seed $$seed || exit 1; done
+	$(BIN)/python -m demo.motion_page
 
 test: .venv/.dev-ready hub-clients test-vllm containers  ## every test that needs no GPU, the engine lane and the images included
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
@@ -85,6 +90,9 @@ overhead: .venv/.dev-ready  ## what a run adds to a step of a bare TRL script, i
 
 bench-streaming: .venv/.dev-ready  ## what judging while drawing saves, and the cache of judgements (docs/rendered_rewards.md)
 	PYTHONPATH=src:. $(BIN)/python -m benchmarks.streaming
+
+bench-decoding: .venv/.dev-ready  ## how fast clips become frames with 2 processes, against bare PyAV (docs/video.md)
+	PYTHONPATH=src:. OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.decoding
 
 bench-renderer:  ## how fast Qwen-Image of random weights draws on a GPU, one by one and in batches: make bench-renderer KINDS="qwen_image qwen_image_edit"
 	PYTHONPATH=src:.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.renderer_speed --kinds $(or $(KINDS),qwen_image)

@@ -75,8 +75,10 @@ def written(card: RunCard, ends: Ends, whole: Mapping[int, Any]) -> str:
         f"Every clue is trained on; a held-out prompt puts two of them together for the first time. {rows} held-out prompts (split "
         f"`{card.dataset['held_out']}`), {answers // rows} sampled answers each; seeds {', '.join(map(str, ends))}. "
         f"{card.hardware['machine']}, {card.hardware['cores']} cores, one thread used. Python {card.hardware['python']}, torch "
-        f"{card.versions['torch']}, transformers {card.versions['transformers']}, trl {card.versions['trl']}. Settings were chosen on the "
-        "validation prompts of seed 0; the test prompts had been seen once before, under settings that were given up.",
+        f"{card.versions['torch']}, transformers {card.versions['transformers']}, trl {card.versions['trl']}. The test prompts "
+        "are not untouched: an earlier setting was scored on them, and learning rate, steps and the shares of the warm-up were chosen in a "
+        "simulation of the head's training that was scored on them, for seed 0; the whole run was then tried on its validation prompts. "
+        "Seeds 1 and 2 were run once.",
         "",
         "Share of pictures whose colour and shape are both what was asked for; in brackets the 95 % interval, of one picture a prompt.",
         "",

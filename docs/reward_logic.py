@@ -22,7 +22,8 @@ PAGE = """\
 # Reward logic
 {notice}
 `task.mode` chooses the rewards of a run that lists none. `strict` is the default; `documented` pays what the published functions pay, for
-comparison. A list under `rewards:` goes before both, and may name any of these.
+comparison. A list under `rewards:` goes before both, and may name any of these. The rewards of clips are in
+[reward_logic_video.md](reward_logic_video.md).
 
 | reward | range | weight, documented | weight, strict | it pays |
 |---|---|---|---|---|
@@ -79,7 +80,7 @@ def page(notice: str) -> str:
     theirs, ours, n = disagreements()
     return PAGE.format(
         notice=notice,
-        rewards="\n".join(reward_row(name) for name in rewards.RANGES),
+        rewards="\n".join(reward_row(name) for mode in SHORT for name, _ in REWARDS[mode]),
         **{mode: scored(mode, good, questions[0]["gold"])[-1] for mode in SHORT},
         n=n,
         theirs=theirs,
@@ -117,10 +118,15 @@ def table(question: dict[str, Any]) -> list[str]:
     lines += [f"| what | completion | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|"]
     for case in question["cases"]:
         kind, what = next(iter(case.items()))
-        shown = case.get("text", f"answer: {case.get('answer')}").replace("\n", "⏎").replace("|", "\\|") or " "
+        shown = escaped(case.get("text", f"answer: {case.get('answer')}"))
         cells = [cell for mode in SHORT for cell in scored(mode, case, question["gold"])]
         lines.append(f"| {kind}: {what} | `{shown}` | {' | '.join(cells)} |")
     return lines
+
+
+def escaped(text: str) -> str:
+    """A completion as a cell of a table shows it."""
+    return text.replace("\n", "⏎").replace("|", "\\|") or " "
 
 
 def reward_row(name: str) -> str:

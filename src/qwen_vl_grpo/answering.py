@@ -16,20 +16,21 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
 from PIL import Image
 
-from qwen_vl_grpo import answers, dataset, exporting, fetching, gallery, hardware, journal, loading, processors, registry
+from qwen_vl_grpo import answers, dataset, exporting, fetching, gallery, hardware, journal, loading, processors, registry, row_clips
 from qwen_vl_grpo.errors import DataError, HardwareError
 from qwen_vl_grpo.interfaces import Generate, Sample
 from qwen_vl_grpo.items import Item
 from qwen_vl_grpo.journal import Key, Record
 from qwen_vl_grpo.loading import Completion, Question, RunPolicy
 from qwen_vl_grpo.transformers_backend import TransformersBackend, sampled
+from qwen_vl_grpo.video_records import VideoFile
 from qwen_vl_grpo.vllm_backend import TowerIgnored, VllmBackend
 
 log = logging.getLogger("qwen_vl_grpo")
@@ -49,7 +50,9 @@ class Draw(Protocol):
     def __call__(self, backend: Any, answered: Iterator[Answered]) -> Iterator[Record]: ...
 
 
-def with_transformers(model: Any, processor: Any, max_new_tokens: int, batch_size: int, seed: int, show: bool = True) -> Generate:
+def with_transformers(
+    model: Any, processor: Any, max_new_tokens: int, batch_size: int, seed: int, show: bool = True, top_p: float = 1.0
+) -> Generate:
     """A Generate that samples from `model` as it is at each call.
 
     The ids that end an answer are those of TRL's rollouts: the trainer adds the tokenizer's to the model's only when it starts.
@@ -63,7 +66,7 @@ def with_transformers(model: Any, processor: Any, max_new_tokens: int, batch_siz
             torch.manual_seed(seed)
             for start in progress(batches, "answering", show and len(batches) > 2):
                 part = samples[start : start + batches.step]
-                ids, _ = sampled(model, processor, part, count, temperature, max_new_tokens, ends)
+                ids, _ = sampled(model, processor, part, count, temperature, max_new_tokens, ends, top_p)
                 texts = processor.batch_decode(ids, skip_special_tokens=True)
                 results += [texts[i : i + count] for i in range(0, len(texts), count)]
         return results
@@ -91,6 +94,8 @@ class How:
     """Answers that transformers writes at once."""
     shown: Container[str] = ()
     """Ids of the items whose pictures are kept beside the answers, for people who compare runs later."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that make up this share."""
     draw: Draw | None = None
     """None draws nothing."""
 
@@ -156,7 +161,9 @@ def key_of(run: RunPolicy, item: Item, how: How) -> Key:
     """What makes an answer the same answer: the run, its weights, the item, and everything that was asked."""
     asked = [
         _system(run, how), item.messages, item.images, item.max_new_tokens or how.max_new_tokens,
-        how.temperature if item.temperature is None else item.temperature, item.error, *([str(how.draw.folder)] if how.draw else ()),
+        how.temperature if item.temperature is None else item.temperature, item.error,
+        *([how.top_p] if how.top_p < 1 else []), *([item.videos] if item.videos else ()),
+        *([str(how.draw.folder)] if how.draw else ()),
     ]  # fmt: skip
     return run.run_id, run.sha, item.id, hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
@@ -175,7 +182,9 @@ def _system(run: RunPolicy, how: How) -> str:
 def _start(name: str, group: Sequence[RunPolicy], items: Sequence[Item], how: How) -> Any:
     if name == "transformers":
         return TransformersBackend(group, how.batch_size)
-    return VllmBackend(group, max(len(item.images) for item in items))
+    written = max((run.config.video.max_frames for run in group if run.config.video.mode == "frames"), default=0)
+    images = max(len(item.images) + written * len(item.videos) for item in items)
+    return VllmBackend(group, images, max(len(item.videos) for item in items))
 
 
 def answers_of(
@@ -234,11 +243,24 @@ def _question(run: RunPolicy, item: Item, images: Sequence[Image.Image], how: Ho
     own_system = item.messages[0]["role"] == "system"
     chat = item.messages if own_system else [{"role": "system", "content": _system(run, how)}, *item.messages]
     sample = Sample(item.id, chat, [dataset.fit(image, run.processor, run.config) for image in images], "")
+    if item.videos:
+        sample = _watching(run, sample, [VideoFile(str(item.folder / path)) for path in item.videos])
     longest = item.max_new_tokens or how.max_new_tokens or run.config.max_completion_length
     length = len(loading.prompt_ids(run.processor, sample))
     if length + longest > context:
         raise DataError(f"prompt and answer need {length + longest} tokens and the context holds {context}; lower --max_new_tokens")
-    return Question(run, sample, longest, how.temperature if item.temperature is None else item.temperature)
+    return Question(run, sample, longest, how.temperature if item.temperature is None else item.temperature, how.top_p)
+
+
+def _watching(run: RunPolicy, sample: Sample, files: Sequence[VideoFile]) -> Sample:
+    """The sample with clips as the run learned with them, which is as pictures for `video.mode: frames`."""
+    if not processors.sees(run.processor):
+        raise DataError(f"has a clip, and {run.config.model_name} reads text alone; ask without it")
+    clips, _ = row_clips.seen(files, run.config, processors.merged_patch(run.processor))
+    if run.config.video.mode == "video":
+        return replace(sample, videos=clips)
+    chat, pictures = row_clips.as_pictures(replace(sample, prompt=processors.placed(sample.prompt, sample.images, clips)), clips)
+    return replace(sample, prompt=chat, images=[dataset.fit(picture, run.processor, run.config) for picture in pictures])
 
 
 def _record(run: RunPolicy, item: Item, how: How, backend: str) -> Record:
@@ -248,7 +270,7 @@ def _record(run: RunPolicy, item: Item, how: How, backend: str) -> Record:
         "run_id": run_id, "sha": sha, "item": name, "asked": asked, "prompt": item.prompt,
         "images": [fetching.shown(source) for source in item.images], "base_model": run.card.base_model, "backend": backend,
         "time": registry.now(), "error": None,
-    }  # fmt: skip
+    } | ({"videos": item.videos} if item.videos else {})  # fmt: skip
 
 
 def _told(question: Question, completion: Completion, asked: str, seconds: float) -> Record:
@@ -259,7 +281,7 @@ def _told(question: Question, completion: Completion, asked: str, seconds: float
     return {
         "answer": answer, "reasoning": reasoning, "completion": text, "well_formed": answers.strict_answer(text) is not None,
         "finish_reason": completion.finish_reason, "prompt_tokens": completion.prompt_tokens,
-        "completion_tokens": len(completion.token_ids), "temperature": question.temperature,
+        "completion_tokens": len(completion.token_ids), "temperature": question.temperature, "top_p": question.top_p,
         "max_new_tokens": question.max_new_tokens, "seed": question.run.config.seed if question.temperature else None,
         "seconds": round(seconds, 3),
     } | own  # fmt: skip

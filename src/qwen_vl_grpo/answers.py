@@ -2,7 +2,8 @@
 
 A completion is well-formed when it holds the reasoning block and the answer block, each tag once, in order, each on a
 line of its own, and nothing around them. The evaluator counts only such completions: a right answer outside the
-format cannot be read by the programs that come after the policy.
+format cannot be read by the programs that come after the policy. The tasks on clips ask for <think> in place of <reasoning>, and
+leave the line breaks to the policy.
 """
 
 import re
@@ -11,8 +12,10 @@ from collections.abc import Sequence
 from qwen_vl_grpo.quantities import plain, same_value, tidy
 
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
+THINK_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_THOUGHT = re.compile(r"\s*<think>.*?</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 _BLOCKS = re.compile(r"<reasoning>\n.*?\n</reasoning>\n<answer>\n(.*?)\n</answer>\n?", re.DOTALL)
-_END = re.compile(r"(?:\s*(?:<\|im_end\|>|<\|endoftext\|>))+\s*\Z")
+_END = re.compile(r"(?<!\s)(?:\s*(?:<\|im_end\|>|<\|endoftext\|>))+\s*\Z")
 _LETTER = re.compile(r"(?:(?:option|choice)\s*)?(?:\(([a-z])\)|([a-z])(?=[).:]|\Z))[).:]?\s*(.*)", re.DOTALL | re.IGNORECASE)
 
 
@@ -23,10 +26,17 @@ def without_end(completion: str) -> str:
 
 def strict_answer(completion: str) -> str | None:
     """Return the text of the answer block of a well-formed completion, else None."""
+    return _only_answer(completion, TAGS, _BLOCKS)
+
+
+def thought_answer(completion: str) -> str | None:
+    """Return the text of the answer block of a completion that is a think block and an answer block and nothing else, else None."""
+    return _only_answer(completion, THINK_TAGS, _THOUGHT)
+
+
+def _only_answer(completion: str, tags: Sequence[str], form: re.Pattern[str]) -> str | None:
     completion = without_end(completion)
-    if any(completion.count(tag) != 1 for tag in TAGS):
-        return None
-    match = _BLOCKS.fullmatch(completion)
+    match = form.fullmatch(completion) if all(completion.count(tag) == 1 for tag in tags) else None
     return match.group(1).strip() if match else None
 
 
@@ -40,9 +50,9 @@ def solves(
 
 def parts(completion: str) -> tuple[str | None, str]:
     """Split any completion into reasoning and answer for showing; without an answer block all of it is the answer."""
-    reasoning = re.search(r"<reasoning>(.*?)</reasoning>", completion, re.DOTALL)
+    reasoning = re.search(r"<(reasoning|think)>(.*?)</\1>", completion, re.DOTALL)
     answer = re.search(r"<answer>(.*?)</answer>", completion, re.DOTALL)
-    return (reasoning.group(1).strip() if reasoning else None, (answer.group(1) if answer else completion).strip())
+    return (reasoning.group(2).strip() if reasoning else None, (answer.group(1) if answer else completion).strip())
 
 
 def same(given: str, gold: str, choices: Sequence[str] = (), precision: int | None = None, unit: str | None = None) -> bool:

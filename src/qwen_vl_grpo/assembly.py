@@ -26,6 +26,7 @@ from qwen_vl_grpo import (
     processors,
     registry,
     rollouts,
+    row_clips,
     server_rollouts,
     shapes,
     splits,
@@ -35,7 +36,7 @@ from qwen_vl_grpo import (
     warmup,
 )
 from qwen_vl_grpo.config import TRL_KEYS, RunConfig, arithmetic
-from qwen_vl_grpo.errors import ConfigError
+from qwen_vl_grpo.errors import ConfigError, DataError
 from qwen_vl_grpo.footprint import Prompt
 from qwen_vl_grpo.interfaces import RewardFunction, Sample, Task
 from qwen_vl_grpo.ledger import Bar, Ledger
@@ -74,6 +75,8 @@ def prepare(config: RunConfig, resume: bool = False) -> Prepared:
     grpo_config(config, processor, weights, config.run_dir)
     parts = splits.load(config, task, processor)
     rows, held_out = parts.train, dataset.to_samples(parts.held_out) if parts.held_out else []
+    refuse_blind_rows(config, rows)
+    refuse_clips_unshown(config, rows)
     warmup_rows = None
     if config.warmup is not None:
         warmup_rows = dataset.load(config, task, processor, config.warmup.dataset_name, config.warmup.dataset_split)
@@ -88,6 +91,31 @@ def prepare(config: RunConfig, resume: bool = False) -> Prepared:
     if config.use_vllm and config.vllm_mode == "server":
         vllm_server.check(config, engine_options(config, prepared), longest + config.max_completion_length)
     return prepared
+
+
+def refuse_blind_rows(config: RunConfig, rows: Any) -> None:
+    """Raise DataError for a row without picture or clip where the language model is frozen: nothing that learns has seen it."""
+    seen = [rows[name] for name in ("picture_ids", "videos") if name in rows.column_names]
+    blind = [ident for ident, *shown in zip(rows["id"], *seen, strict=True) if not any(shown)]
+    if blind and not config.lora.language:
+        raise DataError(
+            f"{config.dataset_name}: {len(blind)} rows show nothing (first id: {blind[0]}), and lora.language: false trains what sees "
+            "alone; leave them out, or let the language model learn"
+        )
+
+
+def refuse_clips_unshown(config: RunConfig, rows: Any) -> None:
+    """Raise ConfigError for clips before a server or an engine on several GPUs, which are handed pictures alone."""
+    if config.use_vllm and clip_limits(rows):
+        for key, engine, alone in (
+            ("vllm_mode", config.vllm_mode, "colocate"),
+            ("trl.vllm_tensor_parallel_size", config.trl.get("vllm_tensor_parallel_size", 1), 1),
+        ):
+            if engine != alone:
+                raise ConfigError(
+                    f"{key} {engine}: hands the engine pictures alone, and {config.dataset_name} has clips; set it to {alone}, or take "
+                    "video.mode: frames"
+                )
 
 
 def layers_to_recompute(config: RunConfig, longest: int, machine: hardware.Hardware, memory: float | None) -> int:
@@ -135,6 +163,7 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
             callbacks=[ledger],
             correction=config.importance_correction,
             checkpoint_limit=config.save_total_limit,
+            clip_of=row_clips.trained_on,
         )
     if trainer.ref_model is not None:  # full fine-tuning with a KL term: the same tokens, or two equal policies would differ
         policy.forbid(trainer.accelerator.unwrap_model(trainer.ref_model), processors.vision_token_ids(prepared.processor))
@@ -183,9 +212,21 @@ def engine_options(config: RunConfig, prepared: Prepared) -> dict[str, Any]:
     if not processors.sees(prepared.processor):
         return {"dtype": dtype} | config.engine
     counts = pyarrow.compute.call_function("list_value_length", [prepared.rows.data.column("images")])
-    most = max(counts.to_pylist())
+    limits = {"image": max(1, *counts.to_pylist()), "video": clip_limits(prepared.rows)}
     pixels = {"min_pixels": config.data.min_pixels, "max_pixels": config.data.max_pixels}
-    return {"limit_mm_per_prompt": {"image": max(1, most), "video": 0}, "mm_processor_kwargs": pixels, "dtype": dtype} | config.engine
+    return {"limit_mm_per_prompt": limits, "mm_processor_kwargs": pixels, "dtype": dtype} | config.engine
+
+
+def clip_limits(rows: Any) -> Any:
+    """What vLLM may be shown of clips in one prompt: their number and the largest, or it makes room for one of thousands of frames."""
+    shown = [row for row in rows["videos"] if row] if "videos" in rows.column_names else []
+    if not shown:
+        return 0
+    clips = [clip for row in shown for clip in row]
+    return {
+        "count": max(map(len, shown)), "num_frames": max(len(clip["indices"]) for clip in clips),
+        "width": max(clip["width"] for clip in clips), "height": max(clip["height"] for clip in clips),
+    }  # fmt: skip
 
 
 def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run_dir: Path) -> GRPOConfig:

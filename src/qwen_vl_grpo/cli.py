@@ -192,11 +192,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _load(config: str, overrides: list[str] | None) -> Any:
-    """The run config of a file, with task, renderer and judge known by name and fit for each other; raises ConfigError."""
+    """The run config of a file, with its names known and what they name fit for each other; raises ConfigError, DataError."""
     from qwen_vl_grpo import config as configs
-    from qwen_vl_grpo import tasks
+    from qwen_vl_grpo import dataset_registry, tasks
 
     run = configs.load(config, overrides or ())
+    dataset_registry.check(run)
     if ".py:" not in run.task.name:  # a config is read without running anyone's code
         tasks.build(run.task)
     if run.renderer or run.judge:

@@ -38,7 +38,7 @@ def infer(
     run_id: Runs,
     prompt: Annotated[str | None, typer.Option("--prompt", help="The question; with --input, for rows without one.")] = None,
     image_path: Annotated[list[str] | None, typer.Option("--image_path", help="A picture: a file or a URL. Repeatable.")] = None,
-    video_path: Annotated[str | None, typer.Option("--video_path", help="A clip: refused so far, since no run learns from clips.")] = None,
+    video_path: Annotated[list[str] | None, typer.Option("--video_path", help="A clip: a file. Repeatable.")] = None,
     batch: Annotated[str | None, typer.Option("--input", help="Many questions: JSONL, CSV, OpenAI batch, a folder of pictures.")] = None,
     output: Annotated[
         Path | None,
@@ -47,6 +47,7 @@ def infer(
     system_prompt: Annotated[str | None, typer.Option("--system_prompt", help="Replace the run's own system prompt.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option("--max_new_tokens", min=1, help="Longest answer, in tokens.")] = None,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option("--top_p", min=0.01, max=1.0, help="Sample from the likeliest tokens of this share.")] = 1.0,
     backend: Backend = "auto",
     batch_size: Annotated[int, typer.Option("--batch_size", min=1, help="Answers that transformers writes at once.")] = 8,
     allow_private_urls: Annotated[bool, typer.Option("--allow_private_urls", help="Fetch pictures from private addresses, too.")] = False,
@@ -62,17 +63,21 @@ def infer(
     """Answer one question, or a file of them, with the policies of runs found by run_id; records are kept in outputs/inference/."""
     from qwen_vl_grpo import checks, environment, fetching, gallery, hardware, items, registry
 
-    if video_path is not None:
-        raise DataError(f"--video_path {video_path}: {items.NO_VIDEO}")
     if batch is None and prompt is None:
         raise DataError("ask something: --prompt TEXT, or --input FILE")
-    if (batch is not None and image_path) or (batch is None and (output or retry_errors)):
-        raise DataError("--image_path goes with one --prompt, --output and --retry_errors go with --input")
+    if (batch is not None and (image_path or video_path)) or (batch is None and (output or retry_errors)):
+        raise DataError("--image_path and --video_path go with one --prompt, --output and --retry_errors go with --input")
     if picture_dir is not None and not draw:
         raise DataError("--picture_dir is where --draw puts pictures; add --draw, or leave it out")
     if batch is None:
         opened = [fetching.picture(source, allow_private=allow_private_urls) for source in image_path or ()]
-        asked = items.Batch([items.Item("prompt", [{"role": "user", "content": prompt}], image_path or [], opened=opened)])
+        if video_path:
+            from qwen_vl_grpo import footage
+
+            for path in video_path:  # what is no clip is named before a model is loaded
+                footage.probe(path)
+        chat = [{"role": "user", "content": prompt}]
+        asked = items.Batch([items.Item("prompt", chat, image_path or [], opened=opened, videos=video_path or [])])
     else:
         asked = items.read(batch, prompt)
     show_log()
@@ -94,7 +99,7 @@ def infer(
         from qwen_vl_grpo.drawing import Drawing
 
         drawing = Drawing(runs, picture_dir or journal.folder() / "drawn")
-    how = answering.How(system_prompt, max_new_tokens, temperature, allow_private_urls, backend, batch_size, shown, drawing)
+    how = answering.How(system_prompt, max_new_tokens, temperature, allow_private_urls, backend, batch_size, shown, top_p, drawing)
     with _followed([card for card, _ in found], asked.items, how, batch) if wandb else nullcontext() as followed:
         tell = followed.add if followed else lambda record: None
         if batch is None:
@@ -159,7 +164,7 @@ def _followed(cards: list[RunCard], asked: list[Item], how: Any, batch: str | No
     """The W&B runs that follow the answers, started before a model is loaded."""
     from qwen_vl_grpo import answer_tables, journal
 
-    told = {"input": batch, "items": len(asked), "backend": how.backend, "temperature": how.temperature, "system_prompt": how.system_prompt}
+    told = {"input": batch, "items": len(asked)} | {key: getattr(how, key) for key in ("backend", "temperature", "top_p", "system_prompt")}
     return answer_tables.Inference(cards, journal.folder(), asked, told, how.allow_private_urls)
 
 

@@ -70,8 +70,13 @@ class RunConfig(Section):
     """How token losses are averaged (TRL's names)."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """What the advantage is divided by: the group's spread, the batch's, or nothing."""
+    reward_scale: float = Field(default=1.0, gt=0)
+    """The weights of all rewards are multiplied by this: how much they count against `beta`. With `scale_rewards` of group or batch the
+    advantage is divided by it again, and only what is logged changes."""
     dataset_name: str = "AI4Math/MathVista"
     """Hub id, local folder (`<split>.jsonl` or `<split>.parquet` in it) or file."""
+    dataset_use: str | None = None
+    """In place of `dataset_name`: names of `data.registry`, with commas between them; `name%50` takes half of its rows, always the same."""
     dataset_split: str = "testmini"
     """The part to train on."""
     use_vllm: bool = True
@@ -135,6 +140,24 @@ class RunConfig(Section):
     """Any argument of vLLM's LLM, over TRL's: max_num_batched_tokens, enforce_eager, kv_cache_dtype, limit_mm_per_prompt, …"""
     trl: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it
     """Any other field of TRL's GRPOConfig."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name_of_the_data(cls, raw: Any) -> Any:
+        """What is used is the name of the data from here on, in every report and message."""
+        if not isinstance(raw, Mapping) or not isinstance(raw.get("dataset_use"), str):
+            return raw
+        used = raw["dataset_use"]
+        if raw.get("dataset_name") not in (None, used):
+            raise ValueError(f"dataset_use {used}: dataset_name {raw['dataset_name']} names the data, too; keep one of them")
+        return {**raw, "dataset_name": used}
+
+    @model_validator(mode="after")
+    def _registry_is_used(self) -> RunConfig:
+        if (self.dataset_use is None) != (self.data.registry is None):
+            has, lacks = ("data.registry", "dataset_use") if self.dataset_use is None else ("dataset_use", "data.registry")
+            raise ValueError(f"{lacks}: is needed with {has}: names of data sets, and the YAML file that says where they are")
+        return self
 
     @field_validator("gradient_checkpointing", mode="wrap")
     @classmethod

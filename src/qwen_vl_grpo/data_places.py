@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from qwen_vl_grpo import dataset_registry
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError
 
@@ -23,10 +24,13 @@ def find(config: RunConfig) -> dict[str, str]:
     """Each data set of a run and where it is: here, or on the Hub, which is not asked. Raises DataError for one that is nowhere."""
     named = {"dataset_name": config.dataset_name, "evaluation.dataset_name": config.evaluation.dataset_name}
     named["warmup.dataset_name"] = config.warmup.dataset_name if config.warmup else None
-    return {name: _place(key, name) for key, name in named.items() if name is not None}
+    return {name: _place(key, name, config.data.registry) for key, name in named.items() if name is not None}
 
 
-def _place(key: str, name: str) -> str:
+def _place(key: str, name: str, registry: str | None) -> str:
+    if registry is not None:
+        dataset_registry.located(registry, name)
+        return f"here, by {registry}"
     if Path(name).exists():
         return "here"
     if local(name) or "/" not in name.strip("/"):

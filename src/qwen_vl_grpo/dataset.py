@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache as once
 from functools import partial
 from pathlib import Path
@@ -25,15 +25,15 @@ from PIL import Image
 from transformers import AutoConfig
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-from qwen_vl_grpo import __version__, cache, processes, processors, sources
+from qwen_vl_grpo import __version__, cache, processes, processors, row_clips, sources
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import ConfigError, DataError, PolicyError
-from qwen_vl_grpo.interfaces import Sample, Task
+from qwen_vl_grpo.interfaces import Clip, Sample, Task
 from qwen_vl_grpo.sections import DataSection
 
 log = logging.getLogger("qwen_vl_grpo")
 
-TOO_LONG, UNUSABLE = "too long for the context", "unusable"
+TOO_LONG, UNUSABLE, UNREADABLE = "too long for the context", "unusable", "with an unreadable clip"
 """Why a row is left out."""
 
 
@@ -44,7 +44,7 @@ class Report:
     name: str
     kept: int
     faults: list[tuple[int, str, str]]
-    """Number of the row, why it is left out (TOO_LONG or UNUSABLE), and the whole sentence."""
+    """Number of the row, why it is left out (TOO_LONG, UNUSABLE or UNREADABLE), and the whole sentence."""
     folder: Path
     cached: bool
     seconds: float
@@ -55,7 +55,7 @@ class Report:
         """One line for people: kept, and dropped by reason with the first row of each."""
         dropped = ", ".join(
             f"{len(rows)} {reason} (row {rows[0][0]}: {rows[0][2]})"
-            for reason in (TOO_LONG, UNUSABLE)
+            for reason in (TOO_LONG, UNUSABLE, UNREADABLE)
             if (rows := [fault for fault in self.faults if fault[1] == reason])
         )
         how = "read from" if self.cached else "prepared into"
@@ -67,11 +67,12 @@ def load(config: RunConfig, task: Task, processor: Any, name: str, split: str) -
     """Read one part of a data set for a policy with this processor, from the cache if it was prepared before.
 
     Columns: id, prompt (chat), images (list of pictures, resized to what the processor keeps), picture_ids (a hash of each picture
-    as it came), answer, prompt_tokens, and every further column of the raw rows, which the rewards get by name. Raises DataError
-    with the row and what to do, unless data.overlong and data.unusable drop such rows.
+    and clip as it came), answer, prompt_tokens, videos where a row has clips (what row_clips.Clips reads them by), and every further
+    column of the raw rows, which the rewards get by name. Raises DataError with the row and what to do, unless data.overlong,
+    data.unusable and video.most_unreadable drop such rows.
     """
     rows, report = prepare(config, task, processor, name, split)
-    at_fault = refused(report, config.data)
+    at_fault = refused(report, config)
     if at_fault:
         number, _, what = at_fault[0]
         more = f" ({len(at_fault) - 1} more rows are at fault; `grpo validate` lists them)" if len(at_fault) > 1 else ""
@@ -79,6 +80,9 @@ def load(config: RunConfig, task: Task, processor: Any, name: str, split: str) -
     if not report.kept:
         raise DataError(f"{name}, split {split}: no row is left to use; check data.overlong, data.unusable and the data set")
     log.info("%s", report)
+    if AS_CLIPS in rows.column_names:
+        cost, spared = sum(rows["prompt_tokens"]), sum(filter(None, rows[AS_CLIPS]))
+        log.info("%s: %d tokens of prompts with clips as pictures; video.mode: video makes it %d", report.name, cost, spared)
     return rows
 
 
@@ -110,9 +114,11 @@ def _arranged(raw: sources.Rows, data: DataSection, task: Task) -> list[tuple[in
     return list(enumerate(raw)) if task.arrange is None else list(task.arrange(raw, data))[: data.limit]
 
 
-def refused(report: Report, data: DataSection) -> list[tuple[int, str, str]]:
-    """The faults that the config does not say to drop."""
-    action = {TOO_LONG: data.overlong, UNUSABLE: data.unusable}
+def refused(report: Report, config: RunConfig) -> list[tuple[int, str, str]]:
+    """The faults that the config does not say to drop; unreadable clips are dropped up to their share of the rows."""
+    unreadable = sum(why == UNREADABLE for _, why, _ in report.faults)
+    few = unreadable <= config.video.most_unreadable * (report.kept + len(report.faults))
+    action = {TOO_LONG: config.data.overlong, UNUSABLE: config.data.unusable, UNREADABLE: "drop" if few else "refuse"}
     return [fault for fault in report.faults if action[fault[1]] == "refuse"]
 
 
@@ -124,11 +130,16 @@ def _key(config: RunConfig, task: Task, processor: Any, source: sources.Source) 
     """Everything that the prepared rows depend on; how many processes make them, and what is refused, is not part of it."""
     here = Path(__file__).parent
     own = [Path(config.task.name.rpartition(":")[0])] if ".py:" in config.task.name else []
-    code = [*(here / f"{name}.py" for name in ("dataset", "sources", "cache", "knowledge")), *sorted((here / "tasks").glob("*.py")), *own]
+    code = [
+        *(here / f"{name}.py" for name in ("dataset", "sources", "cache", "knowledge", "row_clips", "video_records", "frame_choice")),
+        *sorted((here / "tasks").glob("*.py")),
+        *own,
+    ]
     return [
         source.fingerprint,
-        config.data.model_dump(exclude={"workers", "overlong", "unusable", "subset", "revision"}),
+        config.data.model_dump(exclude={"workers", "overlong", "unusable", "subset", "revision", "registry"}),
         [config.task.name, config.task.system_prompt or task.system_prompt],
+        config.video.model_dump(exclude={"most_unreadable"}) | ({"seed": config.seed} if config.video.jitter else {}),
         [config.max_completion_length, context_length(config, processor)],
         [processors.merged_patch(processor) if processors.sees(processor) else None, str(processor.chat_template)],
         hashlib.sha256(processors.tokenizer(processor).backend_tokenizer.to_str().encode()).hexdigest(),
@@ -157,11 +168,19 @@ def _write(entry: Path, raw: Sequence[tuple[int, Any]], job: Callable[[int], _Pr
         raise
 
 
+AS_CLIPS = "prompt_tokens_as_clips"
+"""Column of a prompt's tokens, had its clips not been written as pictures."""
+RECORD = ("conversations", "video", "videos", "meta")
+"""Columns of a record with clips that the prepared row has in another form."""
+
+
 class Pictures(Sequence[Image.Image]):
     """The pictures of one prepared row, decoded each time they are asked for and kept by nobody."""
 
-    def __init__(self, rows: datasets.Dataset, index: int, count: int):
-        self._rows, self._index, self._count = rows.with_format("arrow"), index, count
+    def __init__(self, rows: datasets.Dataset, index: int):
+        self._rows, self._index = rows.with_format("arrow"), index
+        counted: Any = self._rows[index]
+        self._count = len(counted["images"][0])
 
     def __len__(self) -> int:
         return self._count
@@ -175,16 +194,16 @@ class Pictures(Sequence[Image.Image]):
 
 def to_sample(row: dict[str, Any]) -> Sample:
     """One row of a prepared data set as a Sample."""
-    return Sample(row["id"], row["prompt"], row["images"], row["answer"], row)
+    return Sample(row["id"], row["prompt"], row["images"], row["answer"], row, videos=row_clips.Clips(row.get("videos") or ()))
 
 
 def to_samples(rows: datasets.Dataset) -> list[Sample]:
-    """All rows as Samples whose pictures stay on the disk until they are looked at."""
+    """All rows as Samples whose pictures and clips stay on the disk until they are looked at."""
     others = rows.remove_columns("images")
     made = []
     for index, row in enumerate(others):
         assert isinstance(row, dict)
-        made.append(to_sample(row | {"images": Pictures(rows, index, len(row["picture_ids"]))}))
+        made.append(to_sample(row | {"images": Pictures(rows, index)}))
     return made
 
 
@@ -197,13 +216,12 @@ def fingerprint(dataset: datasets.Dataset) -> str:
     return content.hexdigest()
 
 
-def prompt_length(processor: Any, prompt: list[dict[str, Any]], images: Sequence[Image.Image]) -> int:
-    """Count the tokens of a prompt with its pictures expanded, without computing pixels."""
-    length = len(processors.tokenizer(processor)(processors.prompt_text(processor, prompt, images))["input_ids"])
-    if not images:
-        return length
-    merged = processors.merged_patch(processor)
-    return length - len(images) + sum((image.width // merged) * (image.height // merged) for image in images)
+def prompt_length(processor: Any, prompt: list[dict[str, Any]], images: Sequence[Image.Image], videos: Sequence[Clip] = ()) -> int:
+    """Count the tokens of a prompt with its pictures and clips expanded, without computing pixels."""
+    text = processors.prompt_text(processor, prompt, images, videos)
+    if images or videos:
+        text = processors.expanded(processor, text, images, videos)
+    return len(processors.tokenizer(processor)(text)["input_ids"])
 
 
 _Prepared = tuple[dict[str, Any], list[bytes], tuple[str, str] | None, Sequence[str]]
@@ -216,29 +234,40 @@ def _sample(
     number, row = raw[place]
     try:
         sample = task.read_row(row, config.data, config.task.system_prompt or task.system_prompt)
-        if sample.images and not processors.sees(processor):
+        if (sample.images or sample.videos) and not processors.sees(processor):
             raise PolicyError(
-                f"model_name {config.model_name}: reads text alone, and row {number} of task {task.name} has a picture; take a Qwen-VL "
-                "checkpoint"
+                f"model_name {config.model_name}: reads text alone, and row {number} of task {task.name} has a "
+                f"{'picture' if sample.images else 'clip'}; take a Qwen-VL checkpoint"
             )
         images = [fit(image, processor, config) for image in sample.images]
+        files: Sequence[Any] = sample.videos
+        ident, patch = sample.id or str(number), processors.merged_patch(processor) if files else 0
+        clips, remarks = row_clips.seen(files, config, patch)
+        videos = row_clips.told(files, clips, config, patch, ident)
+        length = prompt_length(processor, sample.prompt, images, clips)
+        as_clips = {}
+        if clips and config.video.mode == "frames":
+            prompt, pictures = row_clips.as_pictures(replace(sample, images=images), clips)
+            sample, videos, images = replace(sample, prompt=prompt), [], [fit(picture, processor, config) for picture in pictures]
+            as_clips, length = {AS_CLIPS: length}, prompt_length(processor, prompt, images)
+    except row_clips.UnreadableClip as error:
+        return {}, [], (UNREADABLE, str(error)), ()
     except DataError as error:
         return {}, [], (UNUSABLE, str(error)), ()
-    length = prompt_length(processor, sample.prompt, images)
     needed = length + config.max_completion_length
     if room is not None and needed > room:
         return {}, [], (
             TOO_LONG,
             f"prompt and completion need {needed} tokens and the context holds {room}; lower max_completion_length or "
-            "data.max_pixels, raise vllm_max_model_length, or set data.overlong: drop",
+            f"{'video.max_tokens' if clips else 'data.max_pixels'}, raise vllm_max_model_length, or set data.overlong: drop",
         ), ()  # fmt: skip
-    pictures = {"image", "images", "decoded_image", config.data.columns.get("image"), config.data.columns.get("images")}
-    kept = {key: value for key, value in row.items() if not _is_picture(value) and key not in pictures}
-    made = kept | dict(sample.columns) | {
-        "id": sample.id or str(number), "prompt": sample.prompt, "answer": sample.answer, "prompt_tokens": length,
-        "picture_ids": [_picture_id(image) for image in sample.images],
+    shown = {"image", "images", "decoded_image", config.data.columns.get("image"), config.data.columns.get("images"), *RECORD}
+    kept = {key: value for key, value in row.items() if not _is_picture(value) and key not in shown}
+    made = kept | dict(sample.columns) | as_clips | {
+        "id": ident, "prompt": sample.prompt, "answer": sample.answer, "prompt_tokens": length,
+        "picture_ids": [*map(_picture_id, sample.images), *(clip.sha256 for clip in clips)],
     }  # fmt: skip
-    return made, [_encoded(image) for image in images], None, sample.remarks
+    return made | ({"videos": videos} if videos else {}), [_encoded(image) for image in images], None, [*sample.remarks, *remarks]
 
 
 def _picture_id(image: Image.Image) -> str:

@@ -69,14 +69,13 @@ def visible(trainer: Any, samples: list[Any], kept: list[tuple[torch.Tensor, tor
 
     An engine that ignores the adapter agrees with the base: only a shift above the bound makes agreement a proof.
     """
-    encoded = policy.encode(trainer.processing_class, samples)
+    once, *_ = parity.read(trainer, samples)
     tokens = [trainer.processing_class.tokenizer("The answer is 7.")["input_ids"]] * len(samples)
-    pictures = [len(sample.images) for sample in samples]
-    after = parity.score(trainer, encoded, tokens, pictures)
+    after = parity.score(trainer, once, tokens)
     moved_to = [weight.data.clone() for weight, _ in kept]
     for weight, before in kept:
         weight.data.copy_(before)
-    before_scores = parity.score(trainer, encoded, tokens, pictures)
+    before_scores = parity.score(trainer, once, tokens)
     for (weight, _), there in zip(kept, moved_to, strict=True):
         weight.data.copy_(there)
     shift = (after - before_scores).abs().mean().item()

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy
 from PIL import Image
 
-from qwen_vl_grpo.interfaces import Generate, RewardFunction, Sample, Task
+from qwen_vl_grpo.interfaces import Clip, Generate, RewardFunction, Sample, Task
 
 Scores = dict[str, Any]
 
@@ -38,24 +39,28 @@ def evaluate(
 
 
 def blind(samples: Sequence[Sample], task: Task, rewards: Sequence[RewardFunction], generate: Generate) -> Scores:
-    """Score greedy completions to white pictures of the same sizes: what the policy knows without looking."""
-    white = [replace(sample, images=White(sample.images)) for sample in samples]
-    return score(white, generate(white, 1, 0.0), task, rewards)
+    """Score greedy completions to white pictures and clips of the same sizes: what the policy knows without looking."""
+    hidden = [replace(sample, images=White(sample.images), videos=White(sample.videos)) for sample in samples]
+    return score(hidden, generate(hidden, 1, 0.0), task, rewards)
 
 
-class White(Sequence[Image.Image]):
-    """White pictures of the same sizes, made each time they are asked for."""
+class White(Sequence[Any]):
+    """White pictures or clips of the same sizes, made each time they are asked for."""
 
-    def __init__(self, images: Sequence[Image.Image]):
-        self._images = images
+    def __init__(self, shown: Sequence[Image.Image] | Sequence[Clip]):
+        self._shown = shown
 
     def __len__(self) -> int:
-        return len(self._images)
+        return len(self._shown)
 
     def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return [Image.new("RGB", image.size, "white") for image in self._images[place]]
-        return Image.new("RGB", self._images[place].size, "white")
+        return [white(item) for item in self._shown[place]] if isinstance(place, slice) else white(self._shown[place])
+
+
+def white(shown: Image.Image | Clip) -> Image.Image | Clip:
+    if isinstance(shown, Clip):
+        return replace(shown, frames=numpy.full_like(shown.frames, 255))
+    return Image.new("RGB", shown.size, "white")
 
 
 def score(
@@ -102,6 +107,8 @@ def judged(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]], moment: 
     columns |= {"answer": [sample.answer for sample, _ in pairs], "prompts": [sample.prompt for sample, _ in pairs]}
     if any(sample.images for sample, _ in pairs):
         columns["images"] = [list(sample.images) for sample, _ in pairs]
+    if any(sample.videos for sample, _ in pairs):
+        columns["videos"] = [sample.videos for sample, _ in pairs]
     columns.pop("prompt", None)
     columns.pop("completion", None)
     columns = columns if moment is None else {"moment": moment} | columns

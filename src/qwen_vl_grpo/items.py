@@ -5,8 +5,9 @@ One line of JSONL, or one row of CSV with the same columns (several pictures are
     {"id": "7", "prompt": "What is the slope?", "images": ["charts/7.png", "https://example.com/7b.png"]}
 
 `id` may be left out (the line's number is taken), `image`, `image_path` and `image_paths` are `images` by other names, `question` is
-`prompt`, and --prompt asks where a row asks nothing. Paths are taken from the folder of the file. OpenAI's batch format is described
-at https://platform.openai.com/docs/guides/batch; `model` is not read, since --run_id says who answers.
+`prompt`, and --prompt asks where a row asks nothing. Clips are files under `videos`, `video` or `video_path`. Paths are taken from the
+folder of the file. OpenAI's batch format is described at https://platform.openai.com/docs/guides/batch; `model` is not read, since
+--run_id says who answers.
 """
 
 from __future__ import annotations
@@ -24,10 +25,7 @@ from qwen_vl_grpo.interfaces import Message
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 PROMPT, IMAGES = ("prompt", "question"), ("images", "image", "image_path", "image_paths")
-VIDEOS = ("video", "videos", "video_path", "video_url")
-NO_VIDEO = (
-    "no clip is read yet: no run has learned from clips, so which frames it takes and when they were is not settled; ask with pictures"
-)
+VIDEOS = ("videos", "video", "video_path")
 BODY = ("model", "messages", "max_tokens", "max_completion_tokens", "temperature", "stream", "n", "user", "metadata")
 
 
@@ -46,6 +44,8 @@ class Item:
     error: str | None = None
     opened: list[Any] | None = None
     """Its pictures, where they were opened before a model was loaded."""
+    videos: list[str] = field(default_factory=list)
+    """Paths of its clips, which each run sees by its own choice of frames."""
 
     @property
     def prompt(self) -> str:
@@ -91,7 +91,7 @@ def _csv(text: str, prompt: str | None, folder: Path) -> Iterator[Item]:
     try:
         for row in reader:
             cells = {key: value for key, value in row.items() if isinstance(key, str) and value}
-            for name in IMAGES:
+            for name in (*IMAGES, *VIDEOS):
                 if name in cells:
                     cells[name] = [part.strip() for part in cells[name].split(";")]
             yield _item(str(reader.line_num), cells, prompt, folder)
@@ -122,13 +122,15 @@ def _item(number: str, row: Mapping[str, Any], prompt: str | None, folder: Path)
     asked = next((row[key] for key in PROMPT if row.get(key)), prompt)
     if not isinstance(asked, str) or not asked.strip():
         return Item(item_id, error="asks nothing: it has no text under `prompt`, and there is no --prompt")
-    if any(row.get(key) for key in VIDEOS):
-        return Item(item_id, error=NO_VIDEO)
-    images = next((row[key] for key in IMAGES if row.get(key)), [])
-    images = [images] if isinstance(images, str) else images
-    if not isinstance(images, list) or not all(isinstance(image, str) and image for image in images):
-        return Item(item_id, error="its pictures are no paths or URLs")
-    return Item(item_id, [{"role": "user", "content": asked}], images, folder)
+    named = []
+    for kind, keys in (("pictures", IMAGES), ("clips", VIDEOS)):
+        sources = next((row[key] for key in keys if row.get(key)), [])
+        sources = [sources] if isinstance(sources, str) else sources
+        if not isinstance(sources, list) or not all(isinstance(source, str) and source for source in sources):
+            return Item(item_id, error=f"its {kind} are no paths{' or URLs' * (kind == 'pictures')}")
+        named.append(sources)
+    images, videos = named
+    return Item(item_id, [{"role": "user", "content": asked}], images, folder, videos=videos)
 
 
 def _openai(number: str, row: Mapping[str, Any], folder: Path) -> Item:

@@ -115,6 +115,7 @@ class Question:
     sample: Sample
     max_new_tokens: int
     temperature: float
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -133,19 +134,17 @@ def finished(ids: Sequence[int], ends: Sequence[int], prompt_tokens: int) -> Com
 
 
 def prompt_ids(processor: Any, sample: Sample) -> list[int]:
-    """The ids of a prompt with its pictures expanded, as `policy.encode` has them, without computing pixels.
+    """The ids of a prompt with its pictures and clips expanded, as `policy.encode` has them, without computing pixels.
 
-    Raises DataError for a text with a placeholder in it, which would ask for a picture that is not there.
+    Raises DataError for a text with a placeholder in it, which would ask for something to see that is not there.
     """
-    text = processors.prompt_text(processor, sample.prompt, sample.images)
-    ids, placeholders = processors.tokenizer(processor)(text)["input_ids"], processors.vision_token_ids(processor)
-    if sum(token in placeholders for token in ids) != len(sample.images):
-        raise DataError(f"its text holds {processor.image_token} or {processor.video_token}, which stand for pictures; take them out")
-    if not placeholders:
-        return ids
-    merged = processors.merged_patch(processor)
-    counts = iter([(image.width // merged) * (image.height // merged) for image in sample.images])
-    return [token for given in ids for token in [given] * (next(counts) if given == processor.image_token_id else 1)]
+    images, videos = list(sample.images), list(sample.videos)
+    text = processors.prompt_text(processor, sample.prompt, images, videos)
+    if processors.sees(processor):
+        if (text.count(processor.image_token), text.count(processor.video_token)) != (len(images), len(videos)):
+            raise DataError(f"its text holds {processor.image_token} or {processor.video_token}, which stand for pictures; take them out")
+        text = processors.expanded(processor, text, images, videos)
+    return processors.tokenizer(processor)(text)["input_ids"]
 
 
 def positions(run: RunPolicy) -> int:

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from qwen_vl_grpo import policy
+from qwen_vl_grpo import policy, processors
 from qwen_vl_grpo.errors import RolloutError
 from qwen_vl_grpo.interfaces import Sample
+from qwen_vl_grpo.pictures import OncePreprocessed
 from qwen_vl_grpo.rollouts import FaithfulGeneration
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
 
@@ -46,8 +47,8 @@ def check(trainer: VisionGRPOTrainer, samples: Sequence[Sample], when: str) -> d
     assert isinstance(engine, FaithfulGeneration)
     engine.sync_weights()
     if engine.samples_here:
-        check_seed(engine, policy.encode(trainer.processing_class, [replace(samples[0], images=[])])["input_ids"][0].tolist(), when)
-    text = measure(trainer, [replace(sample, images=[]) for sample in samples])
+        check_seed(engine, policy.encode(trainer.processing_class, [silent(samples[0])])["input_ids"][0].tolist(), when)
+    text = measure(trainer, [silent(sample) for sample in samples])
     pictures = measure(trainer, samples)
     log.info(
         "parity %s: log-probabilities differ by %.2g on pictures (p99 %.2g), %.2g on text, over %d tokens; prompts equal",
@@ -82,13 +83,13 @@ def measure(trainer: VisionGRPOTrainer, samples: Sequence[Sample]) -> Agreement:
     """Sample from the engine, score the same tokens with the trainer's own forward, and compare."""
     engine = trainer.vllm_generation
     assert isinstance(engine, FaithfulGeneration)
-    encoded = policy.encode(trainer.processing_class, samples)
+    once, prompts, shown = read(trainer, samples)
     longest, engine.max_completion_length = engine.max_completion_length, min(TOKENS, engine.max_completion_length)
     try:
-        _, completions, sampled, _ = engine.generate(policy.unpadded(encoded), [sample.images for sample in samples], 1)
+        _, completions, sampled, _ = engine.generate(prompts, shown, 1)
     finally:
         engine.max_completion_length = longest
-    scored = score(trainer, encoded, completions, [len(sample.images) for sample in samples])
+    scored = score(trainer, once, completions)
     gaps = torch.cat(
         [
             (own[: len(tokens)].float().cpu() - torch.tensor([token[0] for token in tokens])).abs()
@@ -98,20 +99,37 @@ def measure(trainer: VisionGRPOTrainer, samples: Sequence[Sample]) -> Agreement:
     return Agreement(gaps.mean().item(), gaps.quantile(0.99).item(), len(gaps))
 
 
-def score(trainer: VisionGRPOTrainer, encoded: Any, completions: Sequence[Sequence[int]], pictures: list[int]) -> torch.Tensor:
+def read(trainer: VisionGRPOTrainer, samples: Sequence[Sample]) -> tuple[OncePreprocessed, list[list[int]], list[list[Any]] | None]:
+    """The samples as the trainer reads its rows; their ids, and the pictures and clips of each."""
+    once = OncePreprocessed(trainer.processing_class)
+    return once, *once.read([processors.placed(sample.prompt, sample.images, sample.videos) for sample in samples])
+
+
+def score(trainer: VisionGRPOTrainer, once: OncePreprocessed, completions: Sequence[Sequence[int]]) -> torch.Tensor:
     """Log-probabilities of the completions by the path that the loss takes, shape (rows, longest completion)."""
     device = trainer.accelerator.device
     longest = max(len(tokens) for tokens in completions)
     pad = trainer._tokenizer.pad_token_id
     ids = torch.tensor([[*tokens, *[pad] * (longest - len(tokens))] for tokens in completions])
     mask = torch.tensor([[1] * len(tokens) + [0] * (longest - len(tokens)) for tokens in completions])
-    vision: dict[str, Any] = {}
-    if any(pictures):
-        vision = {key: encoded[key].to(device) for key in ("pixel_values", "image_grid_thw")} | {"num_images": pictures}
-        vision["mm_token_type_ids"] = torch.cat([encoded["mm_token_type_ids"], torch.zeros_like(ids)], 1).to(device)
+    asked, vision = once(), {}
+    if "pixel_values" in asked:
+        vision = {key: asked[key].to(device) for key in ("pixel_values", "image_grid_thw")} | {"num_images": once.counts()}
+        vision["mm_token_type_ids"] = torch.cat([asked["mm_token_type_ids"], torch.zeros_like(ids)], 1).to(device)
     with torch.no_grad():
         scores, _, _ = trainer._get_per_token_logps_and_entropies(
-            trainer.model, torch.cat([encoded["input_ids"], ids], 1).to(device), torch.cat([encoded["attention_mask"], mask], 1).to(device),
-            longest, batch_size=trainer.args.per_device_train_batch_size, **vision,
+            trainer.model, torch.cat([asked["input_ids"], ids], 1).to(device), torch.cat([asked["attention_mask"], mask], 1).to(device),
+            longest, batch_size=trainer.args.per_device_train_batch_size, once=once, **vision,
         )  # fmt: skip
     return scores
+
+
+def silent(sample: Sample) -> Sample:
+    """The sample without what it shows: its words alone."""
+    prompt = [
+        message
+        if isinstance(message["content"], str)
+        else message | {"content": [part for part in message["content"] if part["type"] not in ("image", "video")]}
+        for message in sample.prompt
+    ]
+    return replace(sample, prompt=prompt, images=[], videos=[])

@@ -15,7 +15,7 @@ from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from qwen_vl_grpo import hub, processors
+from qwen_vl_grpo import hub, positions, processors
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import PolicyError, briefly
 from qwen_vl_grpo.interfaces import Sample
@@ -62,6 +62,7 @@ def load_model(config: RunConfig, name: str | None = None) -> Any:
     revision = config.model_revision if source == config.model_name else None
     check(config, source)
     _quiet()
+    positions.correct()
     try:
         model = auto_class(AutoConfig.from_pretrained(source, revision=revision)).from_pretrained(
             source,
@@ -112,11 +113,11 @@ def _family(config: RunConfig, source: str) -> str:
 
 
 def encode(processor: Any, samples: Sequence[Sample]) -> Any:
-    """Render and tokenize samples with their pictures, padded on the left."""
-    images = [list(sample.images) for sample in samples]
-    texts = [processors.prompt_text(processor, sample.prompt, row) for sample, row in zip(samples, images, strict=True)]
-    pictures = {"images": images} if any(images) else {}
-    return processor(text=texts, padding=True, return_tensors="pt", **pictures)
+    """Render and tokenize samples with their pictures and clips, padded on the left; raises DataError if some would not be seen."""
+    images, videos = [list(sample.images) for sample in samples], [list(sample.videos) for sample in samples]
+    each = zip(samples, images, videos, strict=True)
+    texts = [processors.prompt_text(processor, sample.prompt, seen, watched) for sample, seen, watched in each]
+    return processors.encode(processor, texts, images, videos)
 
 
 def unpadded(encoded: Any) -> list[list[int]]:

@@ -20,12 +20,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from PIL import Image
 
 from qwen_vl_grpo import attempts, hardware, index, loading, policy, registry, transformers_backend
 from qwen_vl_grpo.errors import RegistryError
-from qwen_vl_grpo.interfaces import RunCard, Sample
+from qwen_vl_grpo.interfaces import Clip, RunCard, Sample
 
 ITEMS = 4
 TOKENS = 48
@@ -128,8 +129,11 @@ def keep(verdict: dict[str, Any], run_dir: Path) -> None:
 
 
 def write_items(samples: Sequence[Sample], run_dir: Path) -> None:
-    """Keep items so that they can be asked again without the data set: prompts, and pictures as PNG."""
-    items = [{"prompt": sample.prompt, "images": [_png(image) for image in sample.images]} for sample in samples]
+    """Keep items so that they can be asked again without the data set: prompts, and pictures and frames as PNG."""
+    items = [
+        {"prompt": sample.prompt, "images": [_png(image) for image in sample.images], "videos": [_frames(clip) for clip in sample.videos]}
+        for sample in samples
+    ]
     index.replace(run_dir / FILE, json.dumps(items) + "\n")
 
 
@@ -137,7 +141,8 @@ def read_items(run_dir: Path) -> list[Sample]:
     """The items of a run; raises RegistryError if they are gone."""
     try:
         items = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
-        return [Sample(str(i), item["prompt"], [_image(each) for each in item["images"]], "") for i, item in enumerate(items)]
+        read = [(item["prompt"], map(_image, item["images"]), map(_clip, item.get("videos", ()))) for item in items]
+        return [Sample(str(i), prompt, list(images), "", videos=list(clips)) for i, (prompt, images, clips) in enumerate(read)]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RegistryError(f"{run_dir / FILE}: cannot be read ({error}); restore it from a copy") from None
 
@@ -178,6 +183,16 @@ def _png(image: Image.Image) -> str:
     file = io.BytesIO()
     image.save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
+
+
+def _frames(clip: Clip) -> dict[str, Any]:
+    told = {"indices": clip.indices, "fps": clip.fps, "total": clip.total, "sha256": clip.sha256}
+    return told | {"frames": [_png(Image.fromarray(frame)) for frame in clip.frames]}
+
+
+def _clip(told: dict[str, Any]) -> Clip:
+    frames = numpy.stack([numpy.array(_image(frame)) for frame in told["frames"]])
+    return Clip(frames, tuple(told["indices"]), told["fps"], told["total"], told["sha256"])
 
 
 def _image(text: str) -> Image.Image:

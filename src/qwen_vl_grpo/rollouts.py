@@ -26,8 +26,10 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration, extract_logprobs
 from trl.trainer import grpo_trainer
 
+from qwen_vl_grpo import clip_times, processors
 from qwen_vl_grpo.errors import EngineError, GrpoError, HardwareError, RolloutError, briefly
 from qwen_vl_grpo.hardware import FREED_SHARE
+from qwen_vl_grpo.interfaces import Clip
 from qwen_vl_grpo.processors import vision_token_ids
 
 log = logging.getLogger("qwen_vl_grpo")
@@ -78,6 +80,7 @@ class FaithfulGeneration(VLLMGeneration):
     @engine_errors("it started")
     def _init_vllm(self) -> None:
         """Hand our options to the engine (trl#3788), and find out whether sleep mode frees memory on this machine."""
+        clip_times.told()
         self._measure("before the engine")
         published = vllm_generation.LLM  # pyright: ignore[reportPrivateImportUsage]
         options = self.settings.options | {"seed": self.settings.seed * 1009 + self.accelerator.process_index // self.tensor_parallel_size}
@@ -131,15 +134,19 @@ class FaithfulGeneration(VLLMGeneration):
 
     @engine_errors("it generated")
     def generate(self, prompts: list[list[int]], images: list[Any] | None, num_generations: int, profiler: Any = None) -> tuple[Any, ...]:
-        """Answer prompts whose pictures are expanded, as the trainer has them: trl#6294, trl#6401.
+        """Answer prompts whose pictures and clips are expanded, as the trainer has them: trl#6294, trl#6401.
 
-        A row without pictures is [] in the trainer. Returns the prompts, completions, log-probabilities and their ids in
-        TRL's form; raises RolloutError if the engine read another prompt than the trainer scores.
+        A row of `images` holds pictures and clips in the order of the chat, and is [] in the trainer where there are none.
+        Returns the prompts, completions, log-probabilities and their ids in TRL's form; raises RolloutError if the engine read another
+        prompt than the trainer scores.
         """
         vision = vision_token_ids(self.processing_class)
-        short = [collapse(ids, vision) for ids in prompts]
+        written = clips_written(self.processing_class, images or [])
+        short = [collapse(ids, vision, clips) for ids, clips in zip(prompts, written or [[]] * len(prompts), strict=True)]
         pictures = [list(row) if row else None for row in images] if images else None
         if not self.samples_here:
+            if any(written):
+                raise RolloutError("rollouts: an engine on several GPUs (tensor parallel) takes no clips; set video.mode: frames")
             seen, *rest = super().generate(short, pictures, num_generations, profiler)
         else:
             seen, *rest = self._generate_here(short, pictures, group_size(prompts, num_generations), profiler)
@@ -151,7 +158,7 @@ class FaithfulGeneration(VLLMGeneration):
         requests: list[dict[str, Any]] = [{"prompt_token_ids": ids} for ids in prompts[::group]]
         for request, pictures in zip(requests, images[::group] if images else [None] * len(requests), strict=True):
             if pictures:
-                request["multi_modal_data"] = {"image": pictures}
+                request |= shown(pictures)
         if self.enable_sleep_mode:
             if self._llm_weights_sleeping:
                 self.sync_weights()
@@ -187,15 +194,18 @@ class FaithfulGeneration(VLLMGeneration):
         }  # fmt: skip
         return given | self.generation_kwargs
 
-    def sample(self, prompts: list[list[int]], images: list[Any] | None, count: int, temperature: float) -> list[list[list[int]]]:
+    def sample(
+        self, prompts: list[list[int]], images: list[Any] | None, count: int, temperature: float, top_p: float = 1.0
+    ) -> list[list[list[int]]]:
         """Answer prompts outside training, `count` times each, at another temperature (0 is greedy); returns token ids."""
         repeated = [ids for ids in prompts for _ in range(count)]
         pictures = [row for row in images for _ in range(count)] if images and any(images) else None
-        trained_at, self.temperature = self.temperature, temperature
+        trained_at = self.temperature, self.top_p
+        self.temperature, self.top_p = temperature, top_p
         try:
             completions = self.generate(repeated, pictures, count)[1]
         finally:
-            self.temperature = trained_at
+            self.temperature, self.top_p = trained_at
         return [completions[i : i + count] for i in range(0, len(completions), count)]
 
     def drawn(self, prompts: list[list[int]], seed: int) -> list[list[int]]:
@@ -271,9 +281,43 @@ def merged_weights(model: PeftModel) -> Generator[tuple[str, torch.Tensor], None
             yield plain, total.to(weight.dtype)
 
 
-def collapse(ids: Sequence[int], vision_tokens: Sequence[int]) -> list[int]:
-    """Keep one token of each run of equal vision tokens: the form that vLLM expands by itself."""
-    return [token for i, token in enumerate(ids) if not (token in vision_tokens and i and ids[i - 1] == token)]
+def collapse(ids: Sequence[int], vision_tokens: Sequence[int], clips: Sequence[tuple[int, Sequence[int]]] = ()) -> list[int]:
+    """Keep one token of each run of equal vision tokens: the form that vLLM expands by itself.
+
+    `clips` are placeholder and tokens of each clip (`clips_written`): those of Qwen3-VL have times in between. Raises RolloutError
+    for a prompt that does not show one.
+    """
+    left, short = list(ids), []
+    for token, written in clips:
+        size = len(written)
+        start = next((place for place in range(len(left) - size + 1) if left[place : place + size] == list(written)), None)
+        if start is None:
+            raise RolloutError("rollouts: a clip is not in the prompt that the trainer scores; its frames reach the two in different sizes")
+        short += [*collapse(left[:start], vision_tokens), token]
+        left = left[start + size :]
+    return short + [token for i, token in enumerate(left) if not (token in vision_tokens and i and left[i - 1] == token)]
+
+
+def clips_written(processor: Any, rows: Sequence[Any]) -> list[list[tuple[int, list[int]]]]:
+    """For each row the placeholder and the tokens of each of its clips, as the processor writes them."""
+    known: dict[int, tuple[int, list[int]]] = {}
+    for clip in (each for row in rows for each in row or [] if isinstance(each, Clip)):
+        if id(clip) not in known:
+            text = processors.expanded(processor, processor.video_token, [], [clip])
+            known[id(clip)] = processor.video_token_id, processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return [[known[id(each)] for each in row or [] if isinstance(each, Clip)] for row in rows]
+
+
+def shown(row: Sequence[Any]) -> dict[str, Any]:
+    """What vLLM is given of the pictures and clips of a prompt. A clip's frames are not to be chosen or resized again."""
+    data: dict[str, list[Any]] = defaultdict(list)
+    for each in row:
+        if isinstance(each, Clip):
+            data["video"].append((each.frames, processors.metadata(each) | {"do_sample_frames": False}))
+        else:
+            data["image"].append(each)
+    options = {"mm_processor_kwargs": {"do_sample_frames": False, "do_resize": False}} if "video" in data else {}
+    return {"multi_modal_data": dict(data)} | options
 
 
 def group_size(prompts: Sequence[Sequence[int]], num_generations: int) -> int:

@@ -138,6 +138,9 @@ class DataSection(Section):
     decoys: int = Field(default=3, ge=0)
     """Elements of other knowledge graphs that a judge is asked about in each picture of task text_to_image: how often it sees what
     cannot be there is its bias towards yes."""
+    registry: str | None = None
+    """YAML file of data sets, for `dataset_use`: name -> `annotations` and `media_root` (docs/video.md); every data set of the run, that of
+    an evaluation and a warm-up, too, is then named by it."""
     subset: str | None = None
     """Configuration of a data set on the Hub that has several."""
     revision: str | None = None
@@ -190,6 +193,10 @@ class EvaluationSection(Section):
     """How many held-out rows the evaluations during training use."""
     samples: int = Field(default=4, ge=1)
     """Sampled completions for each held-out row, beside one greedy completion."""
+    temperature: float | None = Field(default=None, gt=0)
+    """Sampling temperature of these; none takes the one of the rollouts."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample these from the likeliest tokens that make up this share; rollouts always sample from all tokens."""
     blind: bool = True
     """After training, also answer with a white picture: a policy that looks falls to chance."""
     without_adapter: bool = False

@@ -14,7 +14,7 @@ from typing import Any
 
 import datasets
 
-from qwen_vl_grpo import hub
+from qwen_vl_grpo import dataset_registry, hub
 from qwen_vl_grpo.data_places import LOCAL_SUFFIXES, local
 from qwen_vl_grpo.errors import DataError, briefly
 from qwen_vl_grpo.sections import DataSection
@@ -22,6 +22,10 @@ from qwen_vl_grpo.sections import DataSection
 log = logging.getLogger("qwen_vl_grpo")
 
 Rows = list[dict[str, Any]]
+CLIPS = {"video", "videos"}
+"""Columns that name clips."""
+DATASET = "dataset"
+"""Column that says which data set of a registry a row came from."""
 SUBSET = "subset"
 """Column that says which configuration of a data set, or which branch of a JSON file, a row came from."""
 
@@ -35,16 +39,19 @@ class Source:
     rows: Callable[[], Rows]
 
 
-def find(name: str, split: str, data: DataSection, subsets: Sequence[str] = ()) -> Source:
+def find(name: str, split: str, data: DataSection, subsets: Sequence[str] = (), media_root: Path | None = None) -> Source:
     """Find one part: a file, a folder with one file a split (`<split>.jsonl`, …) or the Hub's shards, else the Hub.
 
     `subsets` are configurations that are read one after another, from the Hub or from folders of their names, unless `data.subset`
     names one or the folder has the split itself; their rows say which in the column SUBSET. Pictures stay encoded. `data.limit` keeps
-    the first rows. Raises DataError.
+    the first rows. With `data.registry`, `name` is a list of its names. Clips and pictures that rows of a file name start in
+    `media_root`, or else beside the file. Raises DataError.
     """
+    if data.registry is not None:
+        return _registered(data.registry, name, split, data, subsets)
     path = Path(name)
     if subsets and not data.subset and (folders := _folders(name, split, subsets)):
-        found = [(subset, find(folder, split, data.model_copy(update={"subset": subset}))) for subset, folder in folders]
+        found = [(subset, find(folder, split, data.model_copy(update={"subset": subset}), (), media_root)) for subset, folder in folders]
         return _joined(found, data.limit)
     if path.is_dir():
         files = _in_folder(path, split)
@@ -54,12 +61,38 @@ def find(name: str, split: str, data: DataSection, subsets: Sequence[str] = ()) 
         raise DataError(f"dataset_name: there is no file or folder {name} here")
     else:
         return _from_hub(name, split, data)
-    if files[0].suffix == ".parquet":
-        return Source(_hash(files), lambda: [row for file in files for row in _parquet(file)][: data.limit])
     pictures = {"image", "images", data.columns.get("image"), data.columns.get("images")} - {None}
-    rows = list(_lines(files[0], pictures))[: data.limit]
-    named = [Path(item) for row in rows for key in sorted(pictures & row.keys()) for item in _listed(row[key]) if isinstance(item, str)]
-    return Source(_hash([*files, *dict.fromkeys(named)]), lambda: rows)
+    if files[0].suffix == ".parquet":
+        placed = pictures | CLIPS if media_root else set()
+        return Source(_hash(files), lambda: [_placed(row, placed, media_root) for file in files for row in _parquet(file)][: data.limit])
+    root = media_root or files[0].parent
+    rows = [_placed(row, pictures | CLIPS, root) for row in _lines(files[0])][: data.limit]
+    return Source(_hash([*files, *_named(rows, pictures)]) + _stamp(_named(rows, CLIPS)), lambda: rows)
+
+
+def _registered(registry: str, used: str, split: str, data: DataSection, subsets: Sequence[str]) -> Source:
+    plain = data.model_copy(update={"registry": None, "limit": None})
+    parts = dataset_registry.located(registry, used)
+    found = [(part, find(str(part.annotations), split, plain, subsets, part.media_root)) for part in parts]
+    told = [(part.name, part.share, str(part.media_root), source.fingerprint) for part, source in found]
+
+    def rows() -> Rows:
+        held = [(part, source.rows()) for part, source in found]
+        return [{DATASET: part.name} | raw[row] for part, raw in held if raw for row in part.kept(len(raw))][: data.limit]
+
+    return Source(hashlib.sha256(json.dumps(told).encode()).hexdigest(), rows)
+
+
+def _named(rows: Rows, columns: set[Any]) -> list[Path]:
+    """The files that rows name in these columns, each once."""
+    names = (item for row in rows for key in sorted(columns & row.keys()) for item in _listed(row[key]) if isinstance(item, str))
+    return [Path(name) for name in dict.fromkeys(names)]
+
+
+def _stamp(clips: list[Path]) -> str:
+    """A hash of sizes and times of change: clips are too large to be read each time, and are remembered by these (footage.py)."""
+    states = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) if path.is_file() else (str(path),) for path in clips]
+    return hashlib.sha256(json.dumps(states).encode()).hexdigest() if clips else ""
 
 
 def _folders(name: str, split: str, subsets: Sequence[str]) -> list[tuple[str, str]]:
@@ -107,7 +140,7 @@ def _hash(files: list[Path]) -> str:
     return content.hexdigest()
 
 
-def _lines(path: Path, pictures: Any) -> Iterator[dict[str, Any]]:
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a text file: JSON Lines, JSON, CSV with a header, or a prompt a line."""
     encoded = path.read_bytes()
     try:
@@ -116,8 +149,7 @@ def _lines(path: Path, pictures: Any) -> Iterator[dict[str, Any]]:
         number = encoded.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path}: line {number} is not UTF-8 text ({error.reason}); save the file as UTF-8") from None
     read = {".csv": _csv, ".txt": _prompts, ".json": _json}.get(path.suffix, _json_lines)
-    for row in read(path, text):
-        yield {key: _beside(path, value) if key in pictures else value for key, value in row.items()}
+    yield from read(path, text)
 
 
 def _prompts(path: Path, text: str) -> Iterator[dict[str, Any]]:
@@ -172,11 +204,15 @@ def _json_lines(path: Path, text: str) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _beside(path: Path, value: Any) -> Any:
-    """Picture paths in a file are read from the file's own folder."""
+def _placed(row: dict[str, Any], columns: set[Any], root: Path | None) -> dict[str, Any]:
+    """A row whose pictures and clips are named from a folder, which the paths of these columns start in."""
+    return {key: _under(root, value) if root and key in columns else value for key, value in row.items()}
+
+
+def _under(root: Path, value: Any) -> Any:
     if isinstance(value, list):
-        return [_beside(path, item) for item in value]
-    return str(path.parent / value) if isinstance(value, str) else value
+        return [_under(root, item) for item in value]
+    return str(root / value) if isinstance(value, str) else value
 
 
 def _listed(value: Any) -> list[Any]:

@@ -6,6 +6,7 @@ import logging
 import math
 import shutil
 import time
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,16 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from qwen_vl_grpo import checkpoints, groups, processors, tracking
 from qwen_vl_grpo.correction import importance_weights, joined, statistics
 from qwen_vl_grpo.errors import DivergenceError, PolicyError, RegistryError
-from qwen_vl_grpo.pictures import OncePreprocessed, SharedRows, preprocessed_once, seen_once
+from qwen_vl_grpo.interfaces import Clip
+from qwen_vl_grpo.pictures import OncePreprocessed, SharedRows
 from qwen_vl_grpo.rollouts import FaithfulGeneration
 
 log = logging.getLogger("qwen_vl_grpo")
 
 TABLE_ROWS = 16
 """Completions kept for each table: a gallery to look at, not a copy of the run."""
+
+SHOWN_AS = {"image": "[picture]", "video": "[clip]"}
 
 OF_COMPLETIONS = (
     "completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "sampling_per_token_logps", "ref_per_token_logps",
@@ -35,14 +39,25 @@ OF_COMPLETIONS = (
 
 
 class VisionGRPOTrainer(GRPOTrainer):
-    """GRPO on pictures: tables that W&B accepts, no pictures sent between ranks, batches that mix pictures and text."""
+    """GRPO on pictures and clips: tables that W&B accepts, nothing seen is sent between ranks, batches mix pictures, clips and text."""
 
-    def __init__(self, *arguments: Any, correction: str = "sequence_mean", checkpoint_limit: int | None = None, **named: Any):
+    def __init__(
+        self,
+        *arguments: Any,
+        correction: str = "sequence_mean",
+        checkpoint_limit: int | None = None,
+        clip_of: Callable[[Mapping[str, Any]], Clip] | None = None,
+        **named: Any,
+    ):
         if processors.tokenizer(named["processing_class"]).padding_side != "left":  # trl#5785
             raise PolicyError("the processor pads on the right, which puts picture types on padded places; set padding_side to left")
+        self._clip_of = clip_of
         super().__init__(*arguments, **named)
         self._table_images: list[Any] = []
-        self._pictures: OncePreprocessed | None = None
+        self._given: list[dict[str, Any]] = []
+        """The rows of a generation as they are in the data set."""
+        self._once: dict[bool, OncePreprocessed] = {}
+        """The last generation's, of training and of evaluation."""
         self._correction = correction
         self._checkpoint_limit = checkpoint_limit
         self._saving = self._resumed = False
@@ -52,22 +67,27 @@ class VisionGRPOTrainer(GRPOTrainer):
 
     def _get_dataloader(self, dataset: Any, *arguments: Any, is_training: bool = False, **named: Any) -> Any:
         """Read a row once a generation, and not once a completion and micro-batch."""
-        rows = SharedRows(dataset) if is_training and isinstance(dataset, datasets.Dataset) else dataset
+        rows = SharedRows(dataset, self._clip_of) if is_training and isinstance(dataset, datasets.Dataset) else dataset
         return super()._get_dataloader(rows, *arguments, is_training=is_training, **named)  # type: ignore[arg-type]
 
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        self._signature_columns = [*dict.fromkeys([*(self._signature_columns or []), "videos"])]
+
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, Any, Any]:
-        """A row without pictures is [] and not None, or a batch that mixes the two fails in the processor (trl#5139)."""
-        ids, images, fields = super()._tokenize_prompts(prompts)
-        if self._pictures is not None:
-            self._pictures.whole = False  # generation has what it needs, and the rest waits for the loss
-        return ids, None if images is None else [row or [] for row in images], fields
+        """Read pictures and clips where TRL reads pictures; there, a batch that mixes rows with and without them fails (trl#5139)."""
+        if not isinstance(once := self.processing_class, OncePreprocessed):
+            return super()._tokenize_prompts(prompts)
+        rendering: Any = self.chat_template_kwargs
+        ids, media = once.read(prompts, {"chat_template": self.chat_template} | rendering)
+        return ids, media, {} if self.use_vllm or media is None else once.whole()
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         """After the rewards, TRL gathers prompts and completions of all ranks for its table: from here on they are text.
 
         As they are, every picture is pickled and sent at every step (trl 1.16), and wandb.Table refuses nested prompts.
         """
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        rewards = super()._calculate_rewards(self._given, prompts, completions, completion_ids_list)
         if self.model.training:  # type: ignore[union-attr]
             size: Any = self.num_generations
             if self._gate_noise(rewards, size):
@@ -76,7 +96,7 @@ class VisionGRPOTrainer(GRPOTrainer):
             told = groups.statistics(rewards, self.reward_weights, size) | groups.unique(completion_ids_list, size)
             for name, value in told.items():
                 self._metrics["train"][name].append(value)
-        self._table_images = [row.get("images") or [] for row in inputs[:TABLE_ROWS]]
+        self._table_images = [row.get("images") or [] for row in self._given[:TABLE_ROWS]]
         prompts[:] = [as_text(prompt) for prompt in prompts]
         completions[:] = [as_text(completion) for completion in completions]
         return rewards
@@ -96,15 +116,17 @@ class VisionGRPOTrainer(GRPOTrainer):
         return gated
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        """Preprocess each picture once, and leave the importance ratio to the loss: TRL reads every sample once more for it."""
-        reads = self.model.training and processors.sees(self.processing_class)  # type: ignore[union-attr]
-        once = preprocessed_once(self.processing_class, not self.use_vllm) if reads else nullcontext(self._pictures)
+        """Preprocess each picture and clip once, and leave the importance ratio to the loss: TRL reads every sample once more for it."""
+        processor, self._given = self.processing_class, inputs
+        if processors.sees(processor):
+            self.processing_class = self._once[self.model.training] = OncePreprocessed(processor)  # type: ignore[union-attr]
+            inputs = [filled(row) for row in inputs]
         started, corrects = time.perf_counter(), self.vllm_importance_sampling_correction
         self.vllm_importance_sampling_correction = False
         try:
-            with once as self._pictures:
-                output = super()._generate_and_score_completions(inputs)
+            output = super()._generate_and_score_completions(inputs)
         finally:
+            self.processing_class = processor
             self.vllm_importance_sampling_correction = corrects
         if self._level is not None and self.multi_objective_aggregation == "sum_then_normalize":
             output["advantages"][self._level] = 0.0  # the mean of equal rewards is off by a rounding, which scaling makes about 1e-3
@@ -126,17 +148,17 @@ class VisionGRPOTrainer(GRPOTrainer):
             self._gaps.clear()
         return loss
 
-    def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
-        """Inside the loss these are the log-probabilities that the ratio needs, unless the samples are older than the step."""
-        numbers, seen = named.get("pixel_values"), nullcontext()
-        if self._pictures is not None and numbers is not None:
-            if named.get("batch_size") is None and not numbers.is_floating_point():  # the loss, which is not cut into parts
-                named["pixel_values"], firsts, places = self._pictures.distinct(numbers, named["image_grid_thw"])
-                seen = seen_once(self.accelerator.unwrap_model(self.model).get_encoder(modality="image"), firsts, places)
-            else:
-                named["pixel_values"] = self._pictures.rows(numbers)
-        with seen:
-            scored = super()._get_per_token_logps_and_entropies(*arguments, **named)
+    def _get_per_token_logps_and_entropies(self, model: Any, *arguments: Any, once: OncePreprocessed | None = None, **named: Any) -> Any:
+        """Inside the loss these are the log-probabilities that the ratio needs, unless the samples are older than the step.
+
+        `once` is what gave the numbers that stand for pixels, if it is not the last generation's.
+        """
+        door = nullcontext()
+        once = once or self._once.get(self.model.training)  # type: ignore[union-attr]
+        if once is not None and processors.sees(once):
+            door = once.at_the_door(model, self.accelerator.unwrap_model(model).get_encoder(modality="image"))
+        with door:
+            scored = super()._get_per_token_logps_and_entropies(model, *arguments, **named)
         if (inputs := self._to_weigh) is not None:
             gaps = inputs.get("old_per_token_logps", scored[0].detach()) - inputs["sampling_per_token_logps"]
             inputs["importance_sampling_ratio"] = importance_weights(self._correction, gaps, inputs["completion_mask"])
@@ -252,14 +274,21 @@ def cut_to_longest(inputs: dict[str, Any]) -> dict[str, Any]:
     return inputs | cut
 
 
+def filled(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row whose pictures and clips stand in its prompt, and nowhere else: of the two, TRL would look for the pictures alone."""
+    images, videos = row.get("images") or [], row.get("videos") or []
+    others = {key: value for key, value in row.items() if key not in ("images", "videos")}
+    return others | ({"prompt": processors.placed(row["prompt"], images, videos)} if images or videos else {})
+
+
 def as_text(messages: Any) -> str:
-    """A chat as one readable text; a picture is shown as [picture]."""
+    """A chat as one readable text; a picture is shown as [picture] and a clip as [clip]."""
     if isinstance(messages, str):
         return messages
     lines = []
     for message in messages:
         content = message["content"]
         if not isinstance(content, str):
-            content = "".join("[picture]" if block["type"] == "image" else block.get("text", "") for block in content)
+            content = "".join(SHOWN_AS.get(block["type"]) or block.get("text", "") for block in content)
         lines.append(content if message["role"] == "assistant" else f"{message['role']}: {content}")
     return "\n".join(lines)

@@ -69,6 +69,7 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
         if resume:
             log.info("attempt %d goes on from %s", len(card.attempts), checkpoint or "the start, as there is no whole checkpoint yet")
         log.info(arithmetic(config))
+        log.info("rollouts are sampled at temperature %g, whatever evaluations sample at", config.temperature)
         log.info("attention %s, weights %s", card.preprocessing["attn_implementation"], card.preprocessing["dtype"])
         log.info("gradient checkpointing (%s): %d layers are recomputed", config.gradient_checkpointing, prepared.recomputed)
         model = load_policy(config, prepared, run_dir)
@@ -114,12 +115,14 @@ def _train_and_score(
     """Train from a checkpoint or from the start, with what is measured put into the card's metrics as soon as it is known."""
     task, functions, held_out = prepared.task, prepared.functions, prepared.held_out
     generate = _generator(config, trainer, prepared.processor)
+    temperature = config.temperature if config.evaluation.temperature is None else config.evaluation.temperature
     metrics = card.metrics
 
     def scores(samples: list[Sample], moment: str, kept: bool = False) -> dict[str, Any]:
-        log.info("scoring %d held-out rows: greedy, and %d sampled answers each", len(samples), config.evaluation.samples)
+        how = (config.evaluation.samples, temperature, config.evaluation.top_p)
+        log.info("scoring %d held-out rows: greedy, and %d sampled answers each at temperature %g, top_p %g", len(samples), *how)
         keep = partial(gallery.keep, config.run_dir, moment, task) if kept else None
-        return evaluation.evaluate(samples, task, functions, generate, config.evaluation.samples, config.temperature, keep, moment)
+        return evaluation.evaluate(samples, task, functions, generate, config.evaluation.samples, temperature, keep, moment)
 
     if held_out:
         if "before" not in metrics:
@@ -144,9 +147,9 @@ def _train_and_score(
     if held_out:
         metrics["after"] = scores(held_out, "after", kept=True)
         log.info("after: %s", _line(metrics["after"]))
-        if config.evaluation.blind and any(sample.images for sample in held_out):
+        if config.evaluation.blind and any(sample.images or sample.videos for sample in held_out):
             metrics["blind"] = evaluation.blind(held_out, task, functions, generate)
-            log.info("blind (white picture): %s", _line({"greedy": metrics["blind"]}))
+            log.info("blind (all white): %s", _line({"greedy": metrics["blind"]}))
         if config.evaluation.without_adapter:
             with trainer.accelerator.unwrap_model(trainer.model).disable_adapter():
                 metrics["without_adapter"] = scores(held_out, "without adapter")
@@ -156,14 +159,16 @@ def _train_and_score(
 def _generator(config: RunConfig, trainer: VisionGRPOTrainer, processor: Any) -> Generate:
     if not config.use_vllm:
         model = trainer.accelerator.unwrap_model(trainer.model)
-        return answering.with_transformers(model, processor, config.max_completion_length, config.evaluation.batch_size, config.seed)
+        longest, section = config.max_completion_length, config.evaluation
+        return answering.with_transformers(model, processor, longest, section.batch_size, config.seed, top_p=section.top_p)
 
     def generate(samples: Sequence[Sample], count: int, temperature: float) -> list[list[str]]:
         engine = trainer.vllm_generation
         assert isinstance(engine, rollouts.FaithfulGeneration)
         engine.sync_weights()
         encoded = [policy.encode(processor, [sample])["input_ids"][0].tolist() for sample in samples]
-        ids = engine.sample(encoded, [list(sample.images) for sample in samples], count, temperature)
+        shown = [processors.media(processors.placed(sample.prompt, sample.images, sample.videos)) for sample in samples]
+        ids = engine.sample(encoded, shown, count, temperature, config.evaluation.top_p)
         return [processor.batch_decode(row, skip_special_tokens=True) for row in ids]
 
     return generate

@@ -63,15 +63,15 @@ class TransformersBackend:
         while window := list(islice(left, self._window)):
             alike: dict[Any, list[Question]] = defaultdict(list)
             for question in window:
-                alike[question.run, question.temperature, question.max_new_tokens].append(question)
-            for (run, temperature, longest), batch in alike.items():
+                alike[question.run, question.temperature, question.max_new_tokens, question.top_p].append(question)
+            for (run, temperature, longest, top_p), batch in alike.items():
                 for start in range(0, len(batch), self._batch_size):
                     self.take(run)  # who was given the answers before may have asked another run since
                     part = batch[start : start + self._batch_size]
                     samples = [question.sample for question in part]
                     with torch.random.fork_rng():
                         torch.manual_seed(run.config.seed)
-                        rows, lengths = sampled(self.model, run.processor, samples, 1, temperature, longest, run.ends)
+                        rows, lengths = sampled(self.model, run.processor, samples, 1, temperature, longest, run.ends, top_p)
                     for question, ids, length in zip(part, rows, lengths, strict=True):
                         yield question, finished(ids, run.ends, length)
 
@@ -86,12 +86,19 @@ class TransformersBackend:
 
 
 def sampled(
-    model: Any, processor: Any, samples: Sequence[Sample], count: int, temperature: float, max_new_tokens: int, ends: list[int]
+    model: Any,
+    processor: Any,
+    samples: Sequence[Sample],
+    count: int,
+    temperature: float,
+    max_new_tokens: int,
+    ends: list[int],
+    top_p: float = 1.0,
 ) -> tuple[list[list[int]], list[int]]:
     """New ids of `count` completions for each sample (padded to one length), and the length of each prompt."""
     sampling: dict[str, Any] = {}
     if temperature:
-        sampling = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0, "num_return_sequences": count}
+        sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0, "num_return_sequences": count}
     encoded, ids = generate(model, processor, samples, max_new_tokens, ends, **sampling)
     return ids[:, encoded["input_ids"].shape[1] :].tolist(), encoded["attention_mask"].sum(1).tolist()
 

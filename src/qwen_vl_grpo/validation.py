@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+from PIL import Image
 
 from qwen_vl_grpo import dataset, evaluation, policy, processors, registry, rewards, splits, tasks, warmup
 from qwen_vl_grpo.config import RunConfig
@@ -38,7 +39,7 @@ def validate(config: RunConfig) -> Findings:
     for name, split in _parts(config):
         rows, report = dataset.prepare(config, task, processor, name, split)
         found.said.append(str(report))
-        refused = dataset.refused(report, config.data)
+        refused = dataset.refused(report, config)
         found.faults += [f"{report.name}, row {number}: {what}" for number, _, what in refused]
         if not len(rows):
             found.faults.append(f"{report.name}: no row is left to use")
@@ -71,21 +72,26 @@ def _parts(config: RunConfig) -> list[tuple[str, str]]:
 def _tokens(rows: datasets.Dataset, config: RunConfig, processor: Any) -> str:
     lengths, room = rows["prompt_tokens"], dataset.context_length(config, processor)
     holds = "no limit" if room is None else f"{room} tokens"
+    frames = [len(clip["indices"]) for row in (rows["videos"] if "videos" in rows.column_names else ()) for clip in row or ()]
+    shown = f"; {len(frames)} clips, decoded whole, of {min(frames)} to {max(frames)} frames" if frames else ""
     return (
-        f"prompts of {min(lengths)} to {max(lengths)} tokens, pictures counted (median {statistics.median(lengths):g}), and "
-        f"{config.max_completion_length} for the completion; the context: {holds}"
+        f"prompts of {min(lengths)} to {max(lengths)} tokens, pictures and clips counted (median {statistics.median(lengths):g}), and "
+        f"{config.max_completion_length} for the completion; the context: {holds}{shown}"
     )
 
 
 def _rendered(sample: Sample, processor: Any, config: RunConfig) -> Path:
-    """Write one prompt as the chat template makes it, and its pictures as the processor gets them; returns their folder."""
+    """Write one prompt as the chat template makes it, its pictures and frames as the processor gets them; returns their folder."""
     folder = registry.home() / "validated" / config.run_id
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = list(sample.images)
-    text = processors.prompt_text(processor, sample.prompt, pictures)
+    pictures, clips = list(sample.images), list(sample.videos)
+    text = processors.prompt_text(processor, sample.prompt, pictures, clips)
     (folder / "prompt.txt").write_text(text, encoding="utf-8")
     for number, picture in enumerate(pictures):
         picture.save(folder / f"picture-{number}.png")
+    for number, clip in enumerate(clips):
+        for index, frame in zip(clip.indices, clip.frames, strict=True):
+            Image.fromarray(frame).save(folder / f"clip-{number}-{index / clip.fps:07.2f}s.png")
     return folder
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +26,7 @@ from qwen_vl_grpo import policy, processors
 from qwen_vl_grpo.errors import EngineError, RegistryError
 from qwen_vl_grpo.loading import Completion, Question, RunPolicy, finished, positions, prompt_ids
 from qwen_vl_grpo.processors import vision_token_ids
-from qwen_vl_grpo.rollouts import check_prompts, collapse, engine_errors, forbid_vision_tokens
+from qwen_vl_grpo.rollouts import check_prompts, clips_written, collapse, engine_errors, forbid_vision_tokens, shown
 
 log = logging.getLogger("qwen_vl_grpo")
 
@@ -49,11 +50,11 @@ class VllmBackend:
     name = "vllm"
 
     @engine_errors("it started")
-    def __init__(self, runs: Sequence[RunPolicy], most_images: int):
+    def __init__(self, runs: Sequence[RunPolicy], most_images: int, most_clips: int = 0):
         from vllm import LLM
 
         self._requests = self._adapters(runs)
-        options = engine_options(runs, most_images)
+        options = engine_options(runs, most_images, most_clips)
         self.context = int(options["max_model_len"])
         self.llm: Any = LLM(**options)
 
@@ -123,8 +124,11 @@ class VllmBackend:
                 yield question, finished(list(output.outputs[0].token_ids), question.run.ends, len(ids))
 
 
-def engine_options(runs: Sequence[RunPolicy], most_images: int) -> dict[str, Any]:
-    """Arguments of vLLM's LLM for runs of one base; the `engine:` section of the first one's config comes over them."""
+def engine_options(runs: Sequence[RunPolicy], most_images: int, most_clips: int = 0) -> dict[str, Any]:
+    """Arguments of vLLM's LLM for runs of one base; the `engine:` section of the first one's config comes over them.
+
+    `most_images` and `most_clips` are those of one prompt.
+    """
     first, adapters = runs[0], [run for run in runs if run.has_adapter]
     on_cpu = not torch.cuda.is_available()
     asked = [run.config.vllm_max_model_length for run in runs]
@@ -136,21 +140,33 @@ def engine_options(runs: Sequence[RunPolicy], most_images: int) -> dict[str, Any
     }  # fmt: skip
     if processors.sees(first.processor):
         least, most = min(run.config.data.min_pixels for run in runs), max(run.config.data.max_pixels for run in runs)
-        options["limit_mm_per_prompt"] = {"image": max(1, most_images), "video": 0}
+        options["limit_mm_per_prompt"] = {"image": max(1, most_images), "video": clip_limits(runs, most_clips)}
         options["mm_processor_kwargs"] = {"min_pixels": least, "max_pixels": most}
     if adapters:
-        options |= lora_options(adapters, on_cpu)
+        options |= lora_options(adapters, on_cpu, most_images > 0 < most_clips)
     return options | {name: value for name, value in first.config.engine.items() if name != "max_model_len"}
 
 
-def lora_options(adapters: Sequence[RunPolicy], on_cpu: bool) -> dict[str, Any]:
-    """Room for these adapters: the smallest rank that vLLM takes and that holds the largest of them, read from their configs."""
+def clip_limits(runs: Sequence[RunPolicy], most: int) -> Any:
+    """So many clips of the largest that these runs see, so that vLLM keeps no memory for thousands of frames."""
+    if not most:
+        return 0
+    side = math.isqrt(max(run.config.video.max_pixels for run in runs))
+    return {"count": most, "num_frames": max(run.config.video.max_frames for run in runs), "width": side, "height": side}
+
+
+def lora_options(adapters: Sequence[RunPolicy], on_cpu: bool, mixed: bool = False) -> dict[str, Any]:
+    """Room for these adapters: the smallest rank that vLLM takes and that holds the largest of them, read from their configs.
+
+    `mixed`: pictures and clips are asked about. vLLM (0.31) then says once for both which of the tower's rows are whose and runs each
+    kind from the first row on, so that one is seen through adapters of the other: tower LoRA stays off, and merged copies answer.
+    """
     largest = max(run.rank for run in adapters)
     rank = next((rank for rank in RANKS if rank >= largest), None)
     if rank is None:
         names = ", ".join(run.run_id for run in adapters if run.rank > RANKS[-1])
         raise EngineError(f"vLLM holds adapters up to rank {RANKS[-1]} and {names} has {largest}; ask with --backend transformers")
-    tower = [run.run_id for run in adapters if any(policy.part(name) != "language" for name in run.tensors)]
+    tower = [run.run_id for run in adapters if not mixed and any(policy.part(name) != "language" for name in run.tensors)]
     if tower:
         log.info("adapters in the vision tower (%s): vLLM's tower LoRA is on", ", ".join(tower))
     count = len(adapters) + on_cpu
@@ -160,21 +176,20 @@ def lora_options(adapters: Sequence[RunPolicy], on_cpu: bool) -> dict[str, Any]:
 
 
 def request(question: Question) -> tuple[dict[str, Any], list[int]]:
-    """A question as vLLM takes it, one token a picture, and the ids that it must read."""
-    processor = question.run.processor
-    ids = prompt_ids(processor, question.sample)
-    asked: dict[str, Any] = {"prompt_token_ids": collapse(ids, vision_token_ids(processor))}
-    if question.sample.images:
-        asked["multi_modal_data"] = {"image": list(question.sample.images)}
-    return asked, ids
+    """A question as vLLM takes it, one token a picture or clip, and the ids that it must read."""
+    processor, sample = question.run.processor, question.sample
+    ids, media = prompt_ids(processor, sample), processors.media(processors.placed(sample.prompt, sample.images, sample.videos))
+    short = collapse(ids, vision_token_ids(processor), clips_written(processor, [media])[0])
+    return {"prompt_token_ids": short} | (shown(media) if media else {}), ids
 
 
 def sampling(question: Question) -> Any:
     from vllm import SamplingParams
 
     return SamplingParams(
-        temperature=question.temperature, max_tokens=question.max_new_tokens, stop_token_ids=question.run.ends, detokenize=False,
-        seed=question.run.config.seed if question.temperature else None, **forbid_vision_tokens(question.run.processor, use_vllm=True),
+        temperature=question.temperature, top_p=question.top_p, max_tokens=question.max_new_tokens, detokenize=False,
+        stop_token_ids=question.run.ends, seed=question.run.config.seed if question.temperature else None,
+        **forbid_vision_tokens(question.run.processor, use_vllm=True),
     )  # fmt: skip
 
 

@@ -1,11 +1,14 @@
 """Covers answering with a real tiny policy: greedy is repeatable, batches do not change it, and no placeholder is answered."""
 
+from dataclasses import replace
+
+import numpy
 import pytest
 from PIL import Image
 
 from demo.tiny_qwen import FAMILIES
-from qwen_vl_grpo import answering, policy
-from qwen_vl_grpo.interfaces import Sample
+from qwen_vl_grpo import answering, loading, policy, processors
+from qwen_vl_grpo.interfaces import Clip, Sample
 
 COLOURS = ("red", "blue", "green")
 
@@ -24,14 +27,23 @@ def question(text, *colours):
     return Sample(text, [{"role": "user", "content": text}], images, "")
 
 
-MIXED = [question("Which colour is this?", "red"), question("6 times 7?"), question("Are these the same colour?", "red", "blue")]
+def watching(*lengths):
+    """A question about clips of so many frames of noise, in a size that every family keeps."""
+    noise = numpy.random.default_rng(0).integers(0, 255, (max(lengths), 224, 224, 3), dtype=numpy.uint8)
+    return replace(question("What happens?"), videos=[Clip(noise[:n], tuple(range(n)), 4.0, n, str(n)) for n in lengths])
+
+
+MIXED = [
+    question("Which colour is this?", "red"), question("6 times 7?"), question("Are these the same colour?", "red", "blue"),
+    replace(watching(5, 1), images=[Image.new("RGB", (64, 64), "blue")]), watching(4),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pictures_and_text_are_answered_in_one_batch(ready, family):
+def test_pictures_clips_and_text_are_answered_in_one_batch(ready, family):
     model, processor = ready(family)
     generate = answering.with_transformers(model, processor, 4, batch_size=8, seed=0, show=False)
-    assert [len(texts) for texts in generate(MIXED, 2, 1.0)] == [2, 2, 2]
+    assert [len(texts) for texts in generate(MIXED, 2, 1.0)] == [2, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -40,6 +52,18 @@ def test_a_greedy_answer_is_the_same_alone_and_in_a_batch(ready, family):
     alone = answering.with_transformers(model, processor, 6, batch_size=1, seed=0, show=False)(MIXED, 1, 0.0)
     together = answering.with_transformers(model, processor, 6, batch_size=8, seed=1, show=False)(MIXED, 1, 0.0)
     assert alone == together
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_length_of_a_prompt_is_known_before_it_is_answered(ready, family):
+    _, processor = ready(family)
+    for one in (sized(sample, processors.merged_patch(processor)) for sample in MIXED):
+        assert loading.prompt_ids(processor, one) == policy.encode(processor, [one])["input_ids"][0].tolist()
+
+
+def sized(sample, patch):
+    """The sample with pictures of sizes that the processor leaves as they are, as `dataset.fit` makes them."""
+    return replace(sample, images=[image.resize((2 * patch, 3 * patch)) for image in sample.images])
 
 
 def test_sampled_answers_follow_the_seed(ready):

@@ -7,6 +7,7 @@ import yaml
 
 from qwen_vl_grpo import config as configs
 from qwen_vl_grpo.errors import ConfigError
+from qwen_vl_grpo.tasks import video_actions
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCUMENTED = {
@@ -29,7 +30,9 @@ VISIBLE = {"task": {"name": "visual_reasoning", "mode": "strict"}}
 """Stands in the file, though it is the default, because one should see which rewards one gets."""
 FOR_EIGHT = {"image_edit.yaml": 8, "text_to_image.yaml": 8}
 """Configs whose documented step is that of eight GPUs."""
-RUN_CONFIGS = sorted(path for path in (PROJECT / "configs").rglob("*.yaml") if path.parent.name != "launch")
+RUN_CONFIGS = sorted(
+    path for path in (PROJECT / "configs").rglob("*.yaml") if path.parent.name != "launch" and path.name != "datasets.yaml"
+)
 
 
 def test_the_documented_file_holds_the_documented_keys_the_mode_and_no_others():
@@ -174,3 +177,18 @@ def test_gradient_checkpointing_keeps_a_number_apart_from_a_yes(config_of, chose
 
 def test_a_replay_that_is_off_needs_no_quotes(write_yaml):
     assert configs.load(write_yaml("run_id: unit\njudge: {replay: off}\n")).judge.replay == "off"
+
+
+def test_the_documented_run_on_clips_holds_its_documented_values():
+    loaded = configs.load(PROJECT / "configs/video_actions.yaml")
+    documented = {
+        "output_dir": "output/grpo_model", "model_name": "Qwen/Qwen2.5-VL-3B-Instruct", "learning_rate": 2e-5, "reward_scale": 0.5,
+        "beta": 0.1, "num_generations": 4, "scale_rewards": "none", "temperature": 1.0, "max_completion_length": 512,
+    }  # fmt: skip
+    assert {key: getattr(loaded, key) for key in documented} == documented
+    assert loaded.batch_size * loaded.gradient_accumulation_steps == loaded.num_generations, "one record a device and step"
+    assert (loaded.evaluation.temperature, loaded.evaluation.top_p) == (0.7, 0.9)
+    assert (loaded.lora.enabled, loaded.lora.parts) == (False, ("merger", "language"))
+    assert (loaded.video.min_frames, loaded.video.max_frames) == (4, 8)
+    for mode in ("strict", "documented"):
+        assert [weight for _, weight in video_actions.REWARDS[mode]] == [0.3, 0.7]

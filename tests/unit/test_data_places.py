@@ -42,3 +42,13 @@ def test_it_is_said_where_each_data_set_is(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert dry_run() == 0
     assert "\n# data AI4Math/MathVista: on the Hub, which is asked when the run starts\n" in capsys.readouterr().out
+
+
+def test_registered_data_are_here_or_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "datasets.yaml").write_text("digits: {annotations: digits.jsonl}", encoding="utf-8")
+    registered = ("dataset_name=null", "dataset_use=digits%50", "data.registry=datasets.yaml")
+    assert dry_run(*registered) == "error: data.registry datasets.yaml: there are no annotations of digits at digits.jsonl"
+    (tmp_path / "digits.jsonl").touch()
+    assert dry_run(*registered) == 0
+    assert "\n# data digits%50: here, by datasets.yaml\n" in capsys.readouterr().out

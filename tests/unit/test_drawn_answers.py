@@ -8,43 +8,32 @@ from peft import PeftModel
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
-from demo import edit_rows, knowledge_rows, tiny_qwen_image
+from demo import tiny_qwen_image
 from demo.images import answer
 from demo.judge_server import JudgeServer
-from qwen_vl_grpo import config as configs
-from qwen_vl_grpo import dataset, loading, policy_states, side_by_side, training
+from qwen_vl_grpo import dataset, loading, policy_states, registry, side_by_side
 from qwen_vl_grpo.answering import How
 from qwen_vl_grpo.images.embeddings import PolicyEncoder, Turn
 from qwen_vl_grpo.images.qwen_image import QwenImage
 from qwen_vl_grpo.items import Item
+from tests.made_runs import make_run
 
 
 @pytest.fixture(scope="module")
 def made(checkpoint, tmp_path_factory):
     """A run of each task on one base, found as the command finds them, and the server that judged the edits."""
-    folder = tmp_path_factory.mktemp("drawn")
-    edit_rows.write(folder / "edits")
-    knowledge_rows.write(folder / "knowledge")
-    rows = {
-        "image_edit": {"dataset_name": str(folder / "edits"), "dataset_split": "test_real", "data": {"complexity": 1, "limit": 4}},
-        "text_to_image": {"dataset_name": str(folder / "knowledge"), "dataset_split": "train", "data": {"limit": 4}},
-    }
+    folder, base = tmp_path_factory.mktemp("drawn"), checkpoint("qwen2_5_vl")
     judges = {"image_edit": "complex_edit", "text_to_image": "mmmg"}
     kinds = {"image_edit": "qwen_image_edit", "text_to_image": "qwen_image"}
-    found = []
     with JudgeServer(answer) as server, tiny_qwen_image.small_sources(), pytest.MonkeyPatch.context() as own:
         own.setenv("GRPO_HOME", str(folder / "home"))
-        for task, data in rows.items():
-            tiny_qwen_image.build(folder / kinds[task], kinds[task], checkpoint("qwen2_5_vl"))
-            config = configs.check({
-                "run_id": task, "output_dir": str(folder / "runs"), "model_name": checkpoint("qwen2_5_vl"), "task": {"name": task},
-                "max_steps": 1, "batch_size": 4, "num_generations": 4, "gradient_accumulation_steps": 1, "max_completion_length": 8,
-                "learning_rate": 1.0, "lora": {"r": 4, "alpha": 8}, "tracking": {"report_to": "none"}, "use_vllm": False,
-                "gradient_checkpointing": False, "evaluation": {"samples": 1, "blind": False},
-                "renderer": {"name": kinds[task], "model": str(folder / kinds[task]), "width": 32, "height": 32, "steps": 1},
-                "judge": {"name": judges[task], "base_url": server.url, "replay": "off", "attempts": 1},
-            } | data)  # fmt: skip
-            found.append((training.train(config), config.run_dir))
+        for seed, (task, kind) in enumerate(kinds.items()):
+            tiny_qwen_image.build(folder / kind, kind, base)
+            renderer = {"name": kind, "model": str(folder / kind), "width": 32, "height": 32, "steps": 1}
+            judge = {"name": judges[task], "base_url": server.url, "replay": "off", "attempts": 1}
+            lora = {"enabled": True, "r": 4}
+            make_run(folder, task, base, seed, spread=1.0, task={"name": task}, renderer=renderer, judge=judge, lora=lora)
+        found = registry.select(",".join(kinds))
         yield side_by_side.SideBySide(found), found, server
 
 

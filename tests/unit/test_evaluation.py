@@ -1,10 +1,13 @@
-"""Covers the evaluator: scores by hand, their interval, and the white pictures of the blind one."""
+"""Covers the evaluator: scores by hand, their interval, and the white pictures and clips of the blind one."""
 
+from dataclasses import replace
+
+import numpy
 import pytest
 from PIL import Image
 
 from qwen_vl_grpo import evaluation, rewards, tasks
-from qwen_vl_grpo.interfaces import Sample
+from qwen_vl_grpo.interfaces import Clip, Sample
 from qwen_vl_grpo.sections import TaskSection
 
 TASK = tasks.build(TaskSection())
@@ -83,6 +86,24 @@ def test_the_blind_score_shows_white_pictures_of_the_same_size():
     assert [(image.size, image.getextrema()) for image in shown] == [((56, 84), ((255, 255),) * 3)] * 2
     assert seen.images[0].getpixel((0, 0)) == (255, 0, 0)
     assert scores["n"] == 2
+
+
+def test_the_blind_score_shows_white_clips_of_the_same_sizes_and_times_and_rewards_get_them_too():
+    clip = Clip(numpy.zeros((3, 56, 84, 3), numpy.uint8), (0, 4, 8), 8.0, 12, "a")
+    shown, judged = [], []
+
+    def generate(samples, count, temperature):
+        shown.extend(clip for one in samples for clip in one.videos)
+        return [["7"] for _ in samples]
+
+    def reward(completions, videos, **_):
+        judged.extend(len(row) for row in videos)
+        return [0.0] * len(completions)
+
+    evaluation.blind([replace(sample("1"), images=[], videos=[clip]), sample("2")], TASK, [reward], generate)
+    assert [(white.frames.shape, white.frames.min(), white) for white in shown] == [((3, 56, 84, 3), 255, clip)]
+    assert clip.frames.max() == 0
+    assert judged == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,12 @@ def test_a_line_asks_a_question_with_its_pictures(read, tmp_path):
     given = (
         {"id": 7, "prompt": "Why?", "images": ["a.png", "https://example.com/b.png"]},
         {"question": "And?", "image": "c.png"},
-        {"prompt": "x"},
+        {"prompt": "x", "video": "d.mp4"},
     )
     first, second, third = read(rows(*given)).items
     assert (first.id, first.prompt, first.images, first.folder) == ("7", "Why?", ["a.png", "https://example.com/b.png"], tmp_path)
     assert (second.id, second.prompt, second.images, second.error) == ("2", "And?", ["c.png"], None)
-    assert (third.id, third.images) == ("3", [])
+    assert (third.id, third.images, third.videos) == ("3", [], ["d.mp4"])
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_line_asks_a_question_with_its_pictures(read, tmp_path):
         ('{"id": "x", "image": "a.png"}', "asks nothing"),
         ('{"id": "x", "prompt": 7}', "asks nothing"),
         ('{"id": "x", "prompt": "Why?", "images": [7]}', "no paths or URLs"),
-        ('{"id": "x", "prompt": "Why?", "video": "a.mp4"}', "no clip is read yet"),
+        ('{"id": "x", "prompt": "Why?", "video": {"path": "a.mp4"}}', "its clips are no paths"),
         ('{"id": "2", "prompt": "Why?"}', "its id '2' is taken"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import itertools
 
+import datasets
 import peft
 import pytest
 import torch
@@ -9,8 +10,8 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText
 
 from demo import tiny_qwen
-from qwen_vl_grpo import policy, shapes
-from qwen_vl_grpo.errors import ConfigError
+from qwen_vl_grpo import assembly, policy, shapes
+from qwen_vl_grpo.errors import ConfigError, DataError
 from qwen_vl_grpo.interfaces import Sample
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
@@ -98,3 +99,11 @@ def test_the_table_of_what_learns_sums_up_its_parts():
         ["part", "weights", "learn", "of", "share"], ["vision", "0", "1,000", "0.0%"], ["merger", "50", "50", "100.0%"],
         ["language", "2,950", "2,950", "100.0%"], ["all", "3,000", "4,000", "75.0%"],
     ]  # fmt: skip
+
+
+def test_rows_that_show_nothing_are_refused_where_only_what_sees_learns(config_of):
+    rows = datasets.Dataset.from_dict({"id": ["a", "b", "c"], "picture_ids": [["1"], [], []], "videos": [[], ["2"], []]})
+    with pytest.raises(DataError, match=r"1 rows show nothing \(first id: c\), and lora\.language: false trains what sees alone"):
+        assembly.refuse_blind_rows(config_of(lora={"language": False, "merger": True}), rows)
+    assembly.refuse_blind_rows(config_of(lora={"language": False, "merger": True}), rows.select([0, 1]))
+    assembly.refuse_blind_rows(config_of(), rows)

@@ -54,7 +54,6 @@ def test_no_flash_attention_is_a_warning(monkeypatch):
     assert found.verdict == ("ok" if importlib.util.find_spec("flash_attn") else "warn")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("av") is None, reason="PyAV is not installed here, so no clip can be written and read")
 def test_a_clip_is_written_and_read_again():
     measuring.pyav()
 

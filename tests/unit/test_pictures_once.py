@@ -1,7 +1,5 @@
 """Covers how often a picture is decoded and preprocessed in a step, and that the trainer's tensors are the same as before."""
 
-from contextlib import nullcontext
-
 import datasets
 import pytest
 import torch
@@ -10,7 +8,6 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from demo.tiny_qwen import FAMILIES
 from qwen_vl_grpo import assembly, pictures, policy, tasks
-from qwen_vl_grpo import trainer as trainer_module
 from qwen_vl_grpo.ledger import Ledger
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
 
@@ -101,9 +98,37 @@ def micro_batches(trainer, steps=3):
         torch.manual_seed(batch)
         seen.append(trainer._prepare_inputs(rows))
         trainer._step += 1
-        if trainer._pictures is not None and "pixel_values" in seen[-1]:
-            seen[-1]["pixel_values"] = trainer._pictures.rows(seen[-1]["pixel_values"])
+        if "pixel_values" in seen[-1]:
+            seen[-1]["pixel_values"] = pixels(trainer, seen[-1])
     return seen
+
+
+def pixels(trainer, batch):
+    """What the numbers of a batch stand for."""
+    numbers, patches = batch["pixel_values"], batch["image_grid_thw"].prod(1)
+    if numbers.is_floating_point():
+        return numbers
+    return torch.cat([trainer._once[True]._shown[item].pixels for item in numbers[patches.cumsum(0) - patches].tolist()])
+
+
+class EachTime(VisionGRPOTrainer):
+    """Ours with TRL's own preparation, which does everything each time; trl#5139 alone is mended."""
+
+    _get_dataloader = GRPOTrainer._get_dataloader
+    _get_per_token_logps_and_entropies = GRPOTrainer._get_per_token_logps_and_entropies
+
+    def _tokenize_prompts(self, prompts):
+        ids, images, fields = GRPOTrainer._tokenize_prompts(self, prompts)
+        return ids, images and [row or [] for row in images], fields
+
+    def _generate_and_score_completions(self, inputs):
+        self._given = inputs
+        return GRPOTrainer._generate_and_score_completions(self, inputs)
+
+
+def each_time(trainer):
+    trainer.__class__ = EachTime
+    return trainer
 
 
 def same(one, other):
@@ -111,11 +136,9 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_tensors_of_the_loss_are_bit_equal_to_those_of_a_trainer_that_does_everything_each_time(trainer_of, monkeypatch, family):
+def test_the_tensors_of_the_loss_are_bit_equal_to_those_of_a_trainer_that_does_everything_each_time(trainer_of, family):
     ours = micro_batches(trainer_of(family))
-    monkeypatch.setattr(VisionGRPOTrainer, "_get_dataloader", GRPOTrainer._get_dataloader)
-    monkeypatch.setattr(trainer_module, "preprocessed_once", lambda *_: nullcontext())
-    published = micro_batches(trainer_of(family))
+    published = micro_batches(each_time(trainer_of(family)))
     assert len(ours) == len(published) == 3 * MICRO_BATCHES
     assert sum(len(batch["pixel_values"]) for batch in ours) > 0
     for one, other in zip(ours, published, strict=True):
@@ -123,10 +146,9 @@ def test_the_tensors_of_the_loss_are_bit_equal_to_those_of_a_trainer_that_does_e
         assert [key for key in one if not same(one[key], other[key])] == []
 
 
-def every_picture(self, numbers, grids):
-    """As if no picture were another's equal."""
-    count = list(range(len(grids)))
-    return self.rows(numbers), count, count
+def all_differ(names):
+    """As if no prompt and no picture were another's equal."""
+    return list(range(len(names))), list(range(len(names)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -145,7 +167,7 @@ def test_the_tower_reads_a_picture_once_a_micro_batch_and_learns_the_same(traine
 
     torch.manual_seed(0)
     once, _, ours = learned()
-    monkeypatch.setattr(pictures.OncePreprocessed, "distinct", every_picture)
+    monkeypatch.setattr(pictures, "differing", all_differ)
     torch.manual_seed(0)
     each, given, published = learned()
     assert once < each == given
@@ -157,30 +179,26 @@ def test_the_tower_reads_a_picture_once_a_micro_batch_and_learns_the_same(traine
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_teaches_the_same_bit_for_bit(trainer_of, monkeypatch, family):
-    def trained():
+    def trained(trainer):
         torch.manual_seed(0)
-        trainer = trainer_of(family)
         trainer.train()
         return dict(trainer.model.named_parameters())
 
-    monkeypatch.setattr(pictures.OncePreprocessed, "distinct", every_picture)
-    ours = trained()
-    monkeypatch.setattr(VisionGRPOTrainer, "_get_dataloader", GRPOTrainer._get_dataloader)
-    monkeypatch.setattr(trainer_module, "preprocessed_once", lambda *_: nullcontext())
-    published = trained()
+    monkeypatch.setattr(pictures, "differing", all_differ)
+    ours = trained(trainer_of(family))
+    published = trained(each_time(trainer_of(family)))
     assert [name for name in ours if not torch.equal(ours[name], published[name])] == []
 
 
-def test_evaluation_reads_whole_pixels_and_leaves_the_samples_of_a_step_alone(trainer_of):
+def test_evaluation_leaves_the_samples_of_a_step_alone(trainer_of):
     trainer = trainer_of()
     first = micro_batches(trainer, 1)
     kept = [batch["pixel_values"].clone() for batch in first if "pixel_values" in batch]
     buffered = trainer._buffered_inputs
     trainer.model.eval()
     trainer.num_generations_eval = GROUP
-    output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
-    assert output["pixel_values"].is_floating_point()
-    again = [trainer._pictures.rows(batch["pixel_values"]) for batch in buffered]
+    assert trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)["num_images"] == [2] * GROUP
+    again = [pixels(trainer, batch) for batch in buffered if "pixel_values" in batch]
     assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
 
 

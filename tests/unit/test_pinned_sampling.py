@@ -108,3 +108,14 @@ def test_the_settings_above_do_change_what_transformers_alone_answers(folders, c
     encoded = policy.encode(policy.load_processor(config), SAMPLES)
     own = [AutoModelForImageTextToText.from_pretrained(folder).generate(**encoded, max_new_tokens=12) for folder in (plain, opinionated)]
     assert own[0].tolist() != own[1].tolist()
+
+
+def test_the_likeliest_tokens_alone_are_sampled_where_that_is_asked_for(folders, config_of):
+    plain, _ = folders({})
+    config = config_of(model_name=str(plain))
+    model, processor = policy.load_model(config), policy.load_processor(config)
+
+    def answer(temperature, **asked):
+        return answering.with_transformers(model, processor, 12, 8, seed=0, show=False, **asked)(SAMPLES, 1, temperature)
+
+    assert answer(1.0, top_p=1e-6) == answer(0.0) != answer(1.0)

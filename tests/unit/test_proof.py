@@ -1,5 +1,8 @@
 """Covers the proof of a run: its files answer as the policy did, and whatever answers like the base model, or not at all, fails."""
 
+from dataclasses import replace
+
+import numpy
 import pytest
 import torch
 from peft import get_peft_model
@@ -8,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from qwen_vl_grpo import policy, proof, registry
 from qwen_vl_grpo.errors import RegistryError
-from qwen_vl_grpo.interfaces import RunCard, Sample
+from qwen_vl_grpo.interfaces import Clip, RunCard, Sample
 
 QUESTIONS = [
     Sample("0", [{"role": "user", "content": "Which digit is this?"}], [Image.effect_noise((64, 64), 90).convert("RGB")], "1"),
@@ -103,6 +106,15 @@ def test_items_are_kept_as_they_were_asked(tmp_path):
     kept = proof.read_items(tmp_path)
     assert [sample.prompt for sample in kept] == [sample.prompt for sample in QUESTIONS]
     assert kept[0].images[0].tobytes() == QUESTIONS[0].images[0].tobytes()
+
+
+def test_clips_are_kept_with_their_frames_and_times(tmp_path):
+    frames = numpy.random.default_rng(0).integers(0, 255, (3, 28, 56, 3), dtype=numpy.uint8)
+    clip = Clip(frames, (0, 4, 9), 29.97, 10, "abc")
+    proof.write_items([replace(QUESTIONS[0], images=[], videos=[clip])], tmp_path)
+    (kept,) = proof.read_items(tmp_path)[0].videos
+    assert kept == clip
+    assert (kept.frames == frames).all()
 
 
 def test_a_card_without_answers_says_so(tmp_path):

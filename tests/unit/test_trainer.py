@@ -46,7 +46,7 @@ def trainer_of(checkpoint, config_of, tmp_path):
         config = config_of(model_name=checkpoint(family), **(SMALL | changes))
         ledgers.append(Ledger(tmp_path, config.max_steps))
         prepared = assembly.Prepared(tasks.build(config.task), [reward], [1.0], policy.load_processor(config), data, [], None, recomputed)
-        return assembly.build_trainer(config, prepared, policy.load_model(config), tmp_path, ledgers[-1])
+        return assembly.build_trainer(config, prepared, assembly.load_policy(config, prepared, tmp_path), tmp_path, ledgers[-1])
 
     yield build
     for ledger in ledgers:
@@ -78,7 +78,7 @@ def test_rows_of_one_and_two_pictures_train_together(trainer_of, family):
 
 @pytest.mark.parametrize("family", LEARNING)
 def test_upstream_still_fails_on_a_mixed_batch(trainer_of, family):
-    """When this fails, upstream has mended trl#5139: remove VisionGRPOTrainer._tokenize_prompts."""
+    """When this fails, upstream has mended trl#5139: say so no more in VisionGRPOTrainer._tokenize_prompts."""
     trainer = published(trainer_of(family, rows(1, 0)))
     with pytest.raises(TypeError, match="only a single or a list of entries"):
         trainer.train()
@@ -274,3 +274,14 @@ def test_a_policy_that_has_not_moved_is_no_distance_from_its_reference(trainer_o
     trainer.train()
     first, second = (line["kl"] for line in trainer.state.log_history[:2])
     assert first == 0 < second
+
+
+@pytest.mark.parametrize("lora", [{"enabled": False}, {}], ids=["whole", "adapters"])
+@pytest.mark.parametrize("family", LEARNING)
+def test_a_step_moves_the_parts_that_learn_and_no_other(trainer_of, family, lora):
+    trainer = trainer_of(family, rows(1, 2), lora=lora | {"language": False, "merger": True}, beta=0.1, recomputed=1)
+    before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+    trainer.train()
+    moved = {name for name, weight in trainer.model.named_parameters() if not torch.equal(weight, before[name])}
+    assert {policy.part(name) for name in moved} == {"merger"}
+    assert any("deepstack" in name for name in moved) == (family == "qwen3_vl")

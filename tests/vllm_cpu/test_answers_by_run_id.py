@@ -1,11 +1,17 @@
 """Covers answers from one real engine with several adapters in it: the same as transformers gives, and nothing ignored in silence."""
 
+from contextlib import closing
+
+import numpy
 import pytest
 from PIL import Image
 
-from qwen_vl_grpo import answering, exporting, fetching, loading, registry, vllm_backend
+from qwen_vl_grpo import answering, exporting, fetching, loading, processors, registry, vllm_backend
 from qwen_vl_grpo.errors import EngineError, RegistryError
+from qwen_vl_grpo.interfaces import Clip, Sample
 from qwen_vl_grpo.items import Item
+from qwen_vl_grpo.loading import Question
+from qwen_vl_grpo.transformers_backend import TransformersBackend
 from tests.made_runs import change_adapter, make_run
 
 LORA = {"enabled": True, "r": 4}
@@ -58,6 +64,60 @@ def test_all_runs_in_one_engine_answer_as_they_do_under_transformers(made, famil
     assert engine == told(answering.ask(load("text,tower"), ITEMS, answering.How(backend="transformers")))
     assert len({run.base_key for run in load("text,tower")}) == 1
     assert engine["text", "one"] != engine["tower", "one"]
+
+
+def watching(run, *lengths, pictures=0):
+    """A question about clips of so many frames of noise, and about pictures behind them."""
+    side = 2 * processors.merged_patch(run.processor)
+    noise = numpy.random.default_rng(len(lengths)).integers(0, 255, (max(lengths), side, 2 * side, 3), dtype=numpy.uint8)
+    clips = [Clip(noise[:n], tuple(range(0, 3 * n, 3)), 8.0, 3 * n, str(n)) for n in lengths]
+    content = [{"type": "video"}] * len(clips) + [{"type": "image"}] * pictures + [{"type": "text", "text": "What happens?"}]
+    images = [Image.linear_gradient("L").resize((2 * side, side)).convert("RGB")] * pictures
+    return Question(run, Sample(str(lengths), [{"role": "user", "content": content}], images, "", videos=clips), 16, 0.0)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_clips_are_answered_as_under_transformers(made, family):
+    made(family)
+    runs = load("text,tower")
+    asked = [watching(run, *lengths) for run in runs for lengths in [(6,), (5, 1), (1,)]]
+    engine = completions(vllm_backend.VllmBackend(runs, 0, 2), asked)
+    assert engine == completions(TransformersBackend(runs, 8), asked)
+    assert len({tuple(completion.token_ids) for completion in engine}) > 1
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_clips_beside_pictures_are_answered_as_under_transformers(made, family):
+    made(family)
+    runs = load("text")
+    asked = [watching(runs[0], *lengths, pictures=len(lengths) - 1) for lengths in [(6,), (5, 1), (4, 2)]]
+    assert completions(vllm_backend.VllmBackend(runs, 1, 2), asked) == completions(TransformersBackend(runs, 8), asked)
+
+
+def test_a_tower_answers_about_pictures_and_clips_from_a_merged_copy(made, tmp_path, caplog):
+    made()
+    pytest.importorskip("av", reason="this environment is older than requirements.txt; remove .venv-vllm and run make test-vllm")
+    from demo import clips
+
+    clips.write(tmp_path / "long.mp4", clips.counting(20), fps=8.0)
+    clip = Item("clip", [{"role": "user", "content": "What happens?"}], folder=tmp_path, videos=["long.mp4"])
+    caplog.set_level("INFO")
+    engine = told(answering.ask(load("text,tower"), [ITEMS[0], clip], answering.How(backend="vllm")))
+    assert "tower: vLLM leaves out what its adapter learned in the vision tower; answered from a merged copy" in caplog.messages
+    assert engine == told(answering.ask(load("text,tower"), [ITEMS[0], clip], answering.How(backend="transformers")))
+    assert not any(record[-1] for record in engine.values())
+
+
+def completions(started, asked):
+    with closing(started) as backend:
+        found = {id(question): completion for question, completion in backend.answer(asked)}
+    return [found[id(question)] for question in asked]
+
+
+def test_a_tower_is_asked_for_pictures_or_clips_and_never_both(made):
+    made()
+    on = lambda *most: vllm_backend.engine_options(load("text,tower"), *most).get("enable_tower_connector_lora", False)  # noqa: E731
+    assert [on(1, 0), on(0, 1), on(1, 1)] == [True, True, False]
 
 
 def test_a_full_fine_tune_answers_as_under_transformers(made):

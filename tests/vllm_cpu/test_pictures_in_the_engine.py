@@ -17,7 +17,7 @@ def test_a_picture_is_decoded_once_and_preprocessed_once_on_each_side_a_prompt(t
         return decode(self, value, **named)
 
     def preprocess_counted(self, images, *arguments, **named):
-        counts["trainer" if self is trainer.processing_class.image_processor.published else "engine"] += len(images)
+        counts["trainer" if self is trainer.processing_class.image_processor else "engine"] += len(images)
         return preprocess(self, images, *arguments, **named)
 
     monkeypatch.setattr(datasets.Image, "decode_example", decode_counted)

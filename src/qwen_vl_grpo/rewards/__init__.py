@@ -15,8 +15,11 @@ from typing import Any
 
 from qwen_vl_grpo.errors import RewardError
 from qwen_vl_grpo.interfaces import RewardFunction
+from qwen_vl_grpo.rewards.actions import actions_reward, video_accuracy_reward_func
 from qwen_vl_grpo.rewards.correctness import correctness_reward_func
 from qwen_vl_grpo.rewards.earned import solved_reward, tags_reward, well_formed_reward
+from qwen_vl_grpo.rewards.segments import segments_reward
+from qwen_vl_grpo.rewards.think import think_format_reward, video_format_reward_func
 from qwen_vl_grpo.rewards.xml import soft_format_reward_func, strict_format_reward_func, xmlcount_reward_func
 
 REWARDS: dict[str, RewardFunction] = {
@@ -29,6 +32,11 @@ REWARDS: dict[str, RewardFunction] = {
         tags_reward,
         well_formed_reward,
         solved_reward,
+        video_format_reward_func,
+        video_accuracy_reward_func,
+        think_format_reward,
+        actions_reward,
+        segments_reward,
     )
 }
 
@@ -40,6 +48,11 @@ RANGES = {
     "tags_reward": (0.0, 1.0),
     "well_formed_reward": (0.0, 1.0),
     "solved_reward": (0.0, 1.0),
+    "video_format_reward_func": (0.0, 1.0),
+    "video_accuracy_reward_func": (0.0, 1.0),
+    "think_format_reward": (0.0, 1.0),
+    "actions_reward": (0.0, 1.0),
+    "segments_reward": (0.0, 1.0),
 }
 """The least and the most that each reward pays, before its weight."""
 

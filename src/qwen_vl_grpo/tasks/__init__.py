@@ -7,15 +7,17 @@ from collections.abc import Callable
 
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import ConfigError
-from qwen_vl_grpo.interfaces import RewardFunction, Task
+from qwen_vl_grpo.interfaces import Mode, RewardFunction, Task
 from qwen_vl_grpo.rewards import find, load_function
 from qwen_vl_grpo.sections import RewardEntry, TaskSection
-from qwen_vl_grpo.tasks import image_edit, prompt_enhancement, text_to_image, visual_reasoning
+from qwen_vl_grpo.tasks import image_edit, prompt_enhancement, text_to_image, video_actions, video_grounding, visual_reasoning
 
-PUBLISHED = "visual_reasoning"
-"""The task that has published rewards beside its own."""
+PUBLISHED: dict[str, Callable[[Mode], Task]] = {"visual_reasoning": visual_reasoning.build, "video_actions": video_actions.build}
+"""The tasks that have published rewards beside their own."""
 TASKS: dict[str, Callable[[], Task]] = {
-    PUBLISHED: visual_reasoning.build,
+    "visual_reasoning": visual_reasoning.build,
+    "video_actions": video_actions.build,
+    "video_grounding": video_grounding.build,
     "prompt_enhancement": prompt_enhancement.build,
     "image_edit": image_edit.build,
     "text_to_image": text_to_image.build,
@@ -42,17 +44,18 @@ def build(section: TaskSection) -> Task:
         near = difflib.get_close_matches(section.name, TASKS, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(TASKS)}"
         raise ConfigError(f"task.name: no task is called {section.name!r}; {hint} Your own is written path/to/file.py:function")
-    if section.name == PUBLISHED:
-        return visual_reasoning.build(section.mode)
+    if section.name in PUBLISHED:
+        return PUBLISHED[section.name](section.mode)
     if section.mode == "documented":
-        raise ConfigError(f"task.mode: documented is for {PUBLISHED}, which has published rewards; remove it")
+        raise ConfigError(f"task.mode: documented is for {' and '.join(PUBLISHED)}, which have published rewards; remove it")
     return TASKS[section.name]()
 
 
 def rewards(task: Task, config: RunConfig) -> list[tuple[RewardFunction, float]]:
-    """The rewards of a run with their weights: those that the config lists, else the task's. Raises RewardError for an unknown name."""
+    """The rewards of a run with their scaled weights: those that the config lists, else the task's.
+
+    Raises RewardError for an unknown name.
+    """
     entries = config.rewards or tuple(RewardEntry(function=name, weight=weight) for name, weight in task.rewards)
-    return [
-        (task.own_rewards[entry.function](config) if entry.function in task.own_rewards else find(entry.function), entry.weight)
-        for entry in entries
-    ]
+    found = [task.own_rewards[entry.function](config) if entry.function in task.own_rewards else find(entry.function) for entry in entries]
+    return [(function, entry.weight * config.reward_scale) for function, entry in zip(found, entries, strict=True)]
