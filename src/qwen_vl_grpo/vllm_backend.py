@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from qwen_vl_grpo import policy, processors
+from qwen_vl_grpo import clip_times, policy, processors
 from qwen_vl_grpo.errors import EngineError, RegistryError
 from qwen_vl_grpo.loading import Completion, Question, RunPolicy, finished, positions, prompt_ids
 from qwen_vl_grpo.processors import vision_token_ids
@@ -56,6 +56,7 @@ class VllmBackend:
         self._requests = self._adapters(runs)
         options = engine_options(runs, most_images, most_clips)
         self.context = int(options["max_model_len"])
+        clip_times.told()
         self.llm: Any = LLM(**options)
 
     def close(self) -> None:
