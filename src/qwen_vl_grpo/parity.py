@@ -101,8 +101,10 @@ def measure(trainer: VisionGRPOTrainer, samples: Sequence[Sample]) -> Agreement:
 
 def read(trainer: VisionGRPOTrainer, samples: Sequence[Sample]) -> tuple[OncePreprocessed, list[list[int]], list[list[Any]] | None]:
     """The samples as the trainer reads its rows; their ids, and the pictures and clips of each."""
-    once = OncePreprocessed(trainer.processing_class)
-    return once, *once.read([processors.placed(sample.prompt, sample.images, sample.videos) for sample in samples])
+    once, prompts = OncePreprocessed(trainer.processing_class), [sample.prompt for sample in samples]
+    if processors.sees(trainer.processing_class):
+        prompts = [processors.placed(sample.prompt, sample.images, sample.videos) for sample in samples]
+    return once, *once.read(prompts)
 
 
 def score(trainer: VisionGRPOTrainer, once: OncePreprocessed, completions: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -49,7 +49,7 @@ def test_an_adapter_that_was_merged_and_not_restored(trainer_of):
 
 def test_pictures_that_are_expanded_twice(trainer_of, monkeypatch):
     trainer, samples = trainer_of()
-    monkeypatch.setattr(rollouts, "collapse", lambda ids, _: list(ids))
+    monkeypatch.setattr(rollouts, "collapse", lambda ids, *_: list(ids))
     with pytest.raises(RolloutError, match="vLLM read a prompt of"):
         parity.check(trainer, samples, "now")
 
