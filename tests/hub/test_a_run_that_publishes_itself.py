@@ -127,7 +127,7 @@ def test_a_hub_that_is_away_at_the_start_keeps_no_run_from_starting(hub, node, r
     hub.faults = [Fault("GET", "/api/whoami-v2", 500)]
     done = train(node(), "end")
     assert "the Hub answered 500; try again later; the run starts all the same" in done.stderr
-    assert "model_name tiny: there is no such folder" in done.stderr
+    assert "dataset_name: there is no file or folder digits here" in done.stderr
 
 
 def test_a_base_that_is_gated_names_the_page_to_accept(hub, trainer, refused):
