@@ -24,6 +24,7 @@ from typing import Any
 from rich.table import Table
 
 from demo.__main__ import OUTPUTS, arguments, console, in_one_line, seeded, speak, train  # sets the CPU first
+from demo.seeds_table import between
 from qwen_vl_grpo import config
 from qwen_vl_grpo.interfaces import Clip, RunCard, Sample
 
@@ -117,10 +118,6 @@ def show(card: RunCard, ends: dict[str, Any]) -> None:
         f"{ends['seconds']} s in all ({ends['cpu_seconds']} s of them on a CPU), {card.metrics['train_seconds']:.0f} s of them GRPO; "
         f"{memory:.1f} GiB of memory at most."
     )
-
-
-def between(scores: dict[str, Any]) -> str:
-    return "{:.3f} to {:.3f}".format(*scores["interval"])
 
 
 def ends_file(seed: int) -> Path:

@@ -5,23 +5,19 @@ make demo-video && .venv/bin/python -m demo.motion_page        # one seed or mor
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from demo.__main__ import in_one_line
-from demo.motion import between, ends_file, run_id
+from demo.motion import ends_file, run_id
 from demo.motions import LABEL_NOISE
-from qwen_vl_grpo import registry
-from qwen_vl_grpo.interfaces import RunCard
+from demo.seeds_table import HEADER, between, finished, row
 
 PAGE = Path("docs/video_demo.md")
-SEEDS = (0, 1, 2)
 
 
 def main() -> None:
-    done = [seed for seed in SEEDS if ends_file(seed).is_file()]
-    runs = [(seed, registry.resolve(run_id(seed))[0], json.loads(ends_file(seed).read_text(encoding="utf-8"))) for seed in done]
+    runs = finished(run_id, ends_file)
     first = runs[0][1]
     rows, answers = first.metrics["after"]["greedy"]["rows"], first.metrics["after"]["sampled"]["n"]
     page = [
@@ -42,8 +38,7 @@ def main() -> None:
         f"time of the whole command. Python {first.hardware['python']}, torch {first.versions['torch']}, transformers "
         f"{first.versions['transformers']}, trl {first.versions['trl']}.",
         "",
-        "| seed | sampled before | sampled after | 95 % interval | greedy before | greedy after | 95 % interval | CPU, s |",
-        "|---|---|---|---|---|---|---|---|",
+        *HEADER,
         *(row(seed, card, ends) for seed, card, ends in runs),
         "",
         "The interval counts one answer a clip.",
@@ -52,20 +47,12 @@ def main() -> None:
         "",
         "Greedy answers of the trained checkpoint to the same clips, with the 95 % interval.",
         "",
-        "| | " + " | ".join(f"seed {seed}" for seed in done) + " |",
-        "|---|" + "---|" * len(done),
+        "| | " + " | ".join(f"seed {seed}" for seed, _, _ in runs) + " |",
+        "|---|" + "---|" * len(runs),
         *(f"| {name} | " + " | ".join(share(ends["controls"][name]) for _, _, ends in runs) + " |" for name in runs[0][2]["controls"]),
     ]
     PAGE.write_text("\n".join(page) + "\n", encoding="utf-8")
     print(PAGE.read_text(encoding="utf-8"))
-
-
-def row(seed: int, card: RunCard, ends: dict[str, Any]) -> str:
-    cells = [str(seed)]
-    for kind in ("sampled", "greedy"):
-        before, after = card.metrics["before"][kind], card.metrics["after"][kind]
-        cells += [f"{before['correct']:.3f}", f"{after['correct']:.3f}", between(after)]
-    return "| " + " | ".join([*cells, str(ends["cpu_seconds"])]) + " |"
 
 
 def share(scores: dict[str, Any]) -> str:

@@ -5,25 +5,20 @@ make demo-sign && .venv/bin/python -m demo.sign_page        # one seed or more
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from demo.__main__ import in_one_line
+from demo.seeds_table import HEADER, finished, row
 from demo.sign import ends_file, run_id
 from demo.sign_reader import SignReader
 from demo.sign_words import COPIED, RIGHT
-from qwen_vl_grpo import registry
-from qwen_vl_grpo.interfaces import RunCard
 
 PAGE = Path("docs/sign_demo.md")
-SEEDS = (0, 1, 2)
 
 
 def main() -> None:
-    first = registry.resolve(run_id(0))[0]
-    done = [seed for seed in SEEDS if ends_file(seed).is_file()]
-    runs = [(seed, registry.resolve(run_id(seed))[0], json.loads(ends_file(seed).read_text(encoding="utf-8"))) for seed in done]
+    runs = finished(run_id, ends_file)
+    first = runs[0][1]
     rows, answers = first.metrics["after"]["greedy"]["rows"], first.metrics["after"]["sampled"]["n"]
     page = [
         "# The sign demonstration: a picture as the reward",
@@ -43,8 +38,7 @@ def main() -> None:
         f"last column is the CPU time of the whole command. Python {first.hardware['python']}, torch {first.versions['torch']}, "
         f"transformers {first.versions['transformers']}, trl {first.versions['trl']}.",
         "",
-        "| seed | sampled before | sampled after | 95 % interval | greedy before | greedy after | 95 % interval | CPU, s |",
-        "|---|---|---|---|---|---|---|---|",
+        *HEADER,
         *(row(seed, card, ends) for seed, card, ends in runs),
         "",
         "The interval counts one answer a prompt.",
@@ -53,8 +47,8 @@ def main() -> None:
         "",
         f"The same judge, the same {rows} prompts. The most frequent sign is the training prompts', and any sign is drawn from theirs.",
         "",
-        "| | " + " | ".join(f"seed {seed}" for seed in done) + " |",
-        "|---|" + "---|" * len(done),
+        "| | " + " | ".join(f"seed {seed}" for seed, _, _ in runs) + " |",
+        "|---|" + "---|" * len(runs),
         *(f"| {name} | " + " | ".join(f"{ends['controls'][name]:.3f}" for _, _, ends in runs) + " |" for name in runs[0][2]["controls"]),
         "",
         "## What may be claimed",
@@ -65,15 +59,6 @@ def main() -> None:
     ]
     PAGE.write_text("\n".join(page) + "\n", encoding="utf-8")
     print(PAGE.read_text(encoding="utf-8"))
-
-
-def row(seed: int, card: RunCard, ends: dict[str, Any]) -> str:
-    before, after = card.metrics["before"], card.metrics["after"]
-    cells = [str(seed)]
-    for kind in ("sampled", "greedy"):
-        low, high = after[kind]["interval"]
-        cells += [f"{before[kind]['correct']:.3f}", f"{after[kind]['correct']:.3f}", f"{low:.3f} to {high:.3f}"]
-    return "| " + " | ".join([*cells, str(ends["cpu_seconds"])]) + " |"
 
 
 if __name__ == "__main__":

@@ -102,6 +102,22 @@ class Workshop:
         return [json.loads(line) for line in (self.run_dir(run_id) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
+def demonstration(folder: Path, *command: str) -> subprocess.CompletedProcess:
+    """Run Python in a folder of its own that shows a demonstration the checkout's files."""
+    for name in ("configs", "demo", "src"):
+        if not (folder / name).exists():
+            (folder / name).symlink_to(PROJECT / name)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "HF_", "GRPO_"))}
+    environment = kept | {"GRPO_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{folder / 'src'}:{folder}"}
+    return subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False)
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """A module of a demonstration, run in a folder of its own."""
+    return lambda *arguments: demonstration(tmp_path, "-m", *arguments)
+
+
 @pytest.fixture(scope="package")
 def workshop(tmp_path_factory) -> Workshop:
     from demo import digits, tiny_qwen

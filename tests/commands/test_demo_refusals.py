@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
         (["demo.control", "--seed", "7"], "run_id digits-demo-s7: no such run"),
         (["demo.summary"], "run_id digits-demo: no such run"),
         (["demo.sign_page"], "run_id sign-demo: no such run"),
+        (["demo.motion_page"], "run_id video-demo: no such run"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

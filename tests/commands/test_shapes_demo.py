@@ -1,16 +1,13 @@
 """Covers the shapes demonstration as a command: the whole path with few lessons, its control, its table and the answer by run_id."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.commands.conftest import demonstration
+
 SMALL = (
     "max_steps=2", "warmup.steps=20", "warmup.batch_size=8", "batch_size=16", "data.limit=12", "evaluation.samples=1",
     "evaluation.dataset_split=validation", "renderer.steps=2", "judge.name=by_states.py:judge",
@@ -40,12 +37,7 @@ def finished(tmp_path_factory):
     """What the command said, and its outputs; a DiT of few lessons draws much the same of all states, so another judge tells them apart."""
     folder = tmp_path_factory.mktemp("shapes")
     (folder / "by_states.py").write_text(BY_STATES, encoding="utf-8")
-    for name in ("configs", "demo", "src"):
-        (folder / name).symlink_to(ROOT / name)
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "HF_", "GRPO_"))}
-    environment = kept | {"GRPO_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{folder / 'src'}:{folder}"}
-    command = [sys.executable, "-c", BRIEFLY, *(argument for setting in SMALL for argument in ("--set", setting))]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = demonstration(folder, "-c", BRIEFLY, *(argument for setting in SMALL for argument in ("--set", setting)))
     assert done.returncode == 0, done.stderr
     return " ".join(done.stdout.split()), folder / "outputs/demo"
 

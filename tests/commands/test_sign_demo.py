@@ -1,34 +1,12 @@
 """Covers the sign demonstration as a command: a few steps with the real recogniser, its table and the answer by run_id."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
-import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("max_steps=2", "warmup.steps=2", "warmup.batch_size=4", "batch_size=16", "data.limit=12", "evaluation.samples=1")
 
 
-@pytest.fixture
-def demo_sign(tmp_path):
-    """The command in a folder of its own that shows it the checkout's files."""
-    for name in ("configs", "demo", "src"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "HF_", "GRPO_"))}
-    environment = kept | {"GRPO_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{tmp_path / 'src'}:{tmp_path}"}
-
-    def run(*arguments: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "demo.sign", *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
-
-    return run
-
-
-def test_a_run_of_two_steps_is_scored_by_what_is_read_and_answers_by_its_id(demo_sign, tmp_path):
-    done = demo_sign(*(argument for setting in SMALL for argument in ("--set", setting)))
+def test_a_run_of_two_steps_is_scored_by_what_is_read_and_answers_by_its_id(demo, tmp_path):
+    done = demo("demo.sign", *(argument for setting in SMALL for argument in ("--set", setting)))
     assert done.returncode == 0, done.stderr
     card = json.loads((tmp_path / "outputs/demo/sign-demo/run.json").read_text(encoding="utf-8"))
     assert (card["state"], card["metrics"]["after"]["greedy"]["rows"]) == ("finished", 12)
@@ -42,7 +20,7 @@ def test_a_run_of_two_steps_is_scored_by_what_is_read_and_answers_by_its_id(demo
     assert "held-out signs, before and after GRPO" in said and "was asked for)" in said
 
 
-def test_a_wrong_key_is_said_in_one_line(demo_sign):
-    done = demo_sign("--set", "lerning_rate=1")
+def test_a_wrong_key_is_said_in_one_line(demo):
+    done = demo("demo.sign", "--set", "lerning_rate=1")
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert "did you mean 'learning_rate'?" in done.stderr
