@@ -136,13 +136,12 @@ def serve(
 
 def _drawing_backend(cards: Sequence[RunCard], backend: Any) -> Any:
     """The backend whose answers of these runs can be drawn; raises ConfigError or DataError for a run whose cannot."""
-    from qwen_vl_grpo import tasks
-    from qwen_vl_grpo.config import RunConfig
+    from qwen_vl_grpo import registry, tasks
 
     known = {name: build() for name, build in tasks.TASKS.items()}
     drawn = {name for name, task in known.items() if "rendered_reward" in task.own_rewards}
     for card in cards:
-        config = RunConfig.model_validate(card.config)
+        config = registry.config_of(card)
         name = config.task.name
         if name not in drawn:
             raise DataError(f"--draw: run {card.run_id} has the task {name}, whose answers are not drawn; ask runs of {' or '.join(drawn)}")

@@ -14,7 +14,6 @@ from safetensors import safe_open
 from transformers import AutoConfig, GenerationConfig
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # pyright: ignore[reportPrivateImportUsage]
 
-from qwen_vl_grpo import config as configs
 from qwen_vl_grpo import dataset, model_card, policy, processors, registry, tasks
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError, RegistryError
@@ -164,7 +163,7 @@ def load(card: RunCard, run_dir: Path) -> RunPolicy:
     """
     registry.checkpoint_folder(card, run_dir)
     registry.verify_files(card, run_dir)
-    run = RunPolicy(card, run_dir, configs.check(card.config, f"run_id {card.run_id}: its card's config is not of this version"))
+    run = RunPolicy(card, run_dir, registry.config_of(card))
     if run.has_adapter:
         check_adapter(run)
     return run

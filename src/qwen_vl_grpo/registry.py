@@ -112,6 +112,13 @@ def _read(run_dir: Path, shape: type[Card]) -> Card:
     raise RegistryError(f"{path}: was written by a newer version (this one reads schema {SCHEMA_VERSION}); update this program to read it")
 
 
+def config_of(card: RunCard) -> RunConfig:
+    """The config that a run was started with; raises ConfigError for a card of another version."""
+    from qwen_vl_grpo import config
+
+    return config.check(card.config, f"run_id {card.run_id}: its card's config is not of this version")
+
+
 def resolve(name: str) -> tuple[RunCard, Path]:
     """Find a run by its id, an alias of it, or `latest`, here or else on the Hub, from where it is brought.
 
