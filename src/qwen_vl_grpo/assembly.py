@@ -95,9 +95,10 @@ def prepare(config: RunConfig, resume: bool = False) -> Prepared:
 
 def refuse_blind_rows(config: RunConfig, rows: Any) -> None:
     """Raise DataError for a row without picture or clip where the language model is frozen: nothing that learns has seen it."""
+    if config.lora.language:
+        return
     seen = [rows[name] for name in ("picture_ids", "videos") if name in rows.column_names]
-    blind = [ident for ident, *shown in zip(rows["id"], *seen, strict=True) if not any(shown)]
-    if blind and not config.lora.language:
+    if blind := [ident for ident, *shown in zip(rows["id"], *seen, strict=True) if not any(shown)]:
         raise DataError(
             f"{config.dataset_name}: {len(blind)} rows show nothing (first id: {blind[0]}), and lora.language: false trains what sees "
             "alone; leave them out, or let the language model learn"
@@ -106,16 +107,15 @@ def refuse_blind_rows(config: RunConfig, rows: Any) -> None:
 
 def refuse_clips_unshown(config: RunConfig, rows: Any) -> None:
     """Raise ConfigError for clips before a server or an engine on several GPUs, which are handed pictures alone."""
-    if config.use_vllm and clip_limits(rows):
-        for key, engine, alone in (
-            ("vllm_mode", config.vllm_mode, "colocate"),
-            ("trl.vllm_tensor_parallel_size", config.trl.get("vllm_tensor_parallel_size", 1), 1),
-        ):
-            if engine != alone:
-                raise ConfigError(
-                    f"{key} {engine}: hands the engine pictures alone, and {config.dataset_name} has clips; set it to {alone}, or take "
-                    "video.mode: frames"
-                )
+    for key, engine, alone in (
+        ("vllm_mode", config.vllm_mode, "colocate"),
+        ("trl.vllm_tensor_parallel_size", config.trl.get("vllm_tensor_parallel_size", 1), 1),
+    ):
+        if config.use_vllm and engine != alone and clip_limits(rows):
+            raise ConfigError(
+                f"{key} {engine}: hands the engine pictures alone, and {config.dataset_name} has clips; set it to {alone}, or take "
+                "video.mode: frames"
+            )
 
 
 def layers_to_recompute(config: RunConfig, longest: int, machine: hardware.Hardware, memory: float | None) -> int:

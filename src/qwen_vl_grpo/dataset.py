@@ -35,6 +35,10 @@ log = logging.getLogger("qwen_vl_grpo")
 
 TOO_LONG, UNUSABLE, UNREADABLE = "too long for the context", "unusable", "with an unreadable clip"
 """Why a row is left out."""
+AS_CLIPS = "prompt_tokens_as_clips"
+"""Column of a prompt's tokens, had its clips not been written as pictures."""
+RECORD = ("conversations", "video", "videos", "meta")
+"""Columns of a record with clips that the prepared row has in another form."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +170,6 @@ def _write(entry: Path, raw: Sequence[tuple[int, Any]], job: Callable[[int], _Pr
     except BaseException:
         writer.discard()
         raise
-
-
-AS_CLIPS = "prompt_tokens_as_clips"
-"""Column of a prompt's tokens, had its clips not been written as pictures."""
-RECORD = ("conversations", "video", "videos", "meta")
-"""Columns of a record with clips that the prepared row has in another form."""
 
 
 class Pictures(Sequence[Image.Image]):

@@ -10,7 +10,7 @@ from PIL.Image import Image
 from transformers.video_utils import VideoMetadata
 
 from qwen_vl_grpo.errors import DataError
-from qwen_vl_grpo.interfaces import Clip, Message
+from qwen_vl_grpo.interfaces import Clip, Message, Sample
 
 AS_THEY_ARE = {"do_sample_frames": False, "do_resize": False, "cap_pixels_per_frame": False, "input_data_format": "channels_last"}
 """How a video processor is to take a clip, whose frames were chosen and sized when its row was prepared."""
@@ -50,6 +50,11 @@ def placed(prompt: Sequence[Message], images: Sequence[Image], videos: Sequence[
         for part, media in zip(places, given, strict=True):
             part[kind] = media
     return chat
+
+
+def in_order(sample: Sample) -> list[Any]:
+    """The pictures and clips of a sample as its chat shows them; raises DataError as `placed` does."""
+    return media(placed(sample.prompt, sample.images, sample.videos))
 
 
 def media(prompt: Sequence[Message]) -> list[Any]:

@@ -167,8 +167,7 @@ def _generator(config: RunConfig, trainer: VisionGRPOTrainer, processor: Any) ->
         assert isinstance(engine, rollouts.FaithfulGeneration)
         engine.sync_weights()
         encoded = [policy.encode(processor, [sample])["input_ids"][0].tolist() for sample in samples]
-        shown = [processors.media(processors.placed(sample.prompt, sample.images, sample.videos)) for sample in samples]
-        ids = engine.sample(encoded, shown, count, temperature, config.evaluation.top_p)
+        ids = engine.sample(encoded, [processors.in_order(sample) for sample in samples], count, temperature, config.evaluation.top_p)
         return [processor.batch_decode(row, skip_special_tokens=True) for row in ids]
 
     return generate

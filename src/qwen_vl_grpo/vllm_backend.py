@@ -179,7 +179,7 @@ def lora_options(adapters: Sequence[RunPolicy], on_cpu: bool, mixed: bool = Fals
 def request(question: Question) -> tuple[dict[str, Any], list[int]]:
     """A question as vLLM takes it, one token a picture or clip, and the ids that it must read."""
     processor, sample = question.run.processor, question.sample
-    ids, media = prompt_ids(processor, sample), processors.media(processors.placed(sample.prompt, sample.images, sample.videos))
+    ids, media = prompt_ids(processor, sample), processors.in_order(sample)
     short = collapse(ids, vision_token_ids(processor), clips_written(processor, [media])[0])
     return {"prompt_token_ids": short} | (shown(media) if media else {}), ids
 
