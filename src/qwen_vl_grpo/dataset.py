@@ -135,7 +135,10 @@ def _key(config: RunConfig, task: Task, processor: Any, source: sources.Source) 
     here = Path(__file__).parent
     own = [Path(config.task.name.rpartition(":")[0])] if ".py:" in config.task.name else []
     code = [
-        *(here / f"{name}.py" for name in ("dataset", "sources", "cache", "knowledge", "row_clips", "video_records", "frame_choice")),
+        *(
+            here / f"{name}.py"
+            for name in ("dataset", "sources", "cache", "knowledge", "row_clips", "video_records", "frame_choice", "footage")
+        ),
         *sorted((here / "tasks").glob("*.py")),
         *own,
     ]
