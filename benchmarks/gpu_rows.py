@@ -29,6 +29,8 @@ MIXED_SIZES = ((448, 448), (392, 560), (672, 336), (504, 504))
 """Pictures of one prompt in the row on faithful rollouts: one to four of these."""
 COUNTS = (16, 128)
 """Completions of one rollout phase."""
+H100_BYTES = int(79.2 * 2**30)
+"""What a card of 80 GB has."""
 
 
 def step(size: str, changes: list[str], rounds: int, each: int, cold: Sequence[str] = ()) -> dict[str, Any]:
@@ -62,16 +64,23 @@ def step(size: str, changes: list[str], rounds: int, each: int, cold: Sequence[s
     return found
 
 
-def memory(size: str, changes: list[str]) -> dict[str, Any]:
-    """The card's peak with sleep mode on and off, every layer recomputed, and the sample size at 2,048 tokens."""
-    config, prepared = gpu_rig.prepare(size, changes)
+def memory(size: str) -> dict[str, Any]:
+    """The peak on a card of 80 GB with sleep mode on and off, every layer recomputed, and the sample size at 2,048 tokens.
+
+    A larger card is filled up to what an H100 has, and the filling is not counted.
+    """
+    total = torch.cuda.get_device_properties(0).total_memory
+    filling = torch.empty(max(0, total - H100_BYTES), dtype=torch.uint8, device="cuda")
+    share = f"vllm_gpu_memory_utilization={(total - filling.numel()) / total / 2:.3f}"
+    config, prepared = gpu_rig.prepare(size, [share, "allow_tight_memory=true"])
     trainer: Any = gpu_rig.ours(config, prepared)
     engine: Any = trainer.vllm_generation
     gpu_rig.as_ours(trainer, 100)
     with gpu_rig.peak() as on:
         gpu_rig.steps(trainer, 2)
     found: dict[str, Any] = {
-        "sleep on, peak GiB": round(on["gib"], 1),
+        "card, GiB": round((total - filling.numel()) / 2**30, 1),
+        "sleep on, peak GiB": round(on["gib"] - filling.numel() / 2**30, 1),
         "phases, free GiB": {k: round(v, 1) for k, v in engine.memory.items()},
     }
     trainer.max_completion_length = engine.max_completion_length = 2048
@@ -83,7 +92,7 @@ def memory(size: str, changes: list[str]) -> dict[str, Any]:
     engine.enable_sleep_mode = False
     with gpu_rig.peak() as off:
         gpu_rig.steps(trainer, 2)
-    return found | {"sleep off, peak GiB": round(off["gib"], 1)}
+    return found | {"sleep off, peak GiB": round(off["gib"] - filling.numel() / 2**30, 1)}
 
 
 def phase(size: str, changes: list[str]) -> dict[str, Any]:
@@ -150,10 +159,8 @@ def transformers_seconds(trainer: Any, encoded: Any, length: int) -> float:
 
 def faithful(size: str, changes: list[str]) -> dict[str, Any]:
     """Prompts and log-probabilities on one to four pictures, before and after 100 LoRA steps; the base after 100 syncs; the faults."""
-    config, prepared = gpu_rig.prepare(size, ["engine.limit_mm_per_prompt={image: 4, video: 0}", *changes])
-    trainer: Any = gpu_rig.ours(config, prepared)
+    trainer, samples, few = on_mixed_pictures(size, changes)
     engine: Any = trainer.vllm_generation
-    samples = gpu_faults.mixed(prepared, MIXED_SIZES)
     found: dict[str, Any] = {"at the start": parity.check(trainer, samples, "at the start")}
     gpu_rig.steps(trainer, 100)
     found["after 100 LoRA steps"] = parity.check(trainer, samples, "after 100 LoRA steps")
@@ -162,12 +169,24 @@ def faithful(size: str, changes: list[str]) -> dict[str, Any]:
     for _ in range(100):
         engine.sync_weights()
     found["base weights changed after 100 of our syncs"] = gpu_faults.changed(trainer.model, before)
-    found["faults"] = gpu_faults.inject(trainer, samples, gpu_faults.mixed(prepared, MIXED_SIZES[:1]))
+    found["faults"] = gpu_faults.inject(trainer, samples, few)
     for _ in range(100):
         trainer.model.merge_adapter()
         trainer.model.unmerge_adapter()
     found["base weights changed after 100 of TRL's merges"] = gpu_faults.changed(trainer.model, before)
     return found
+
+
+def faults(size: str, changes: list[str]) -> dict[str, Any]:
+    """What the gate says of each injected fault, of a policy that has not trained."""
+    return {"faults": gpu_faults.inject(*on_mixed_pictures(size, changes))}
+
+
+def on_mixed_pictures(size: str, changes: list[str]) -> tuple[Any, list[Any], list[Any]]:
+    """A trainer with its engine, eight samples of one to four pictures, and eight of one."""
+    config, prepared = gpu_rig.prepare(size, ["engine.limit_mm_per_prompt={image: 4, video: 0}", *changes])
+    mixed, few = (gpu_faults.mixed(prepared, sizes) for sizes in (MIXED_SIZES, MIXED_SIZES[:1]))
+    return gpu_rig.ours(config, prepared), mixed, few
 
 
 def doctor(_: str) -> dict[str, Any]:
@@ -187,10 +206,11 @@ ROWS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "step-3b": ("3b", partial(step, changes=["gradient_checkpointing=true"], rounds=5, each=2)),
     "step-7b": ("7b", partial(step, changes=HALF, rounds=5, each=2)),
     "faithful-3b": ("3b", partial(faithful, changes=SHORT)),
+    "faults-3b": ("3b", partial(faults, changes=SHORT)),
     "many-7b": ("7b", partial(step, changes=[*HALF, *MANY], rounds=1, each=2, cold=["ours"])),
     "phase-3b": ("3b", partial(phase, changes=MANY)),
     "video-3b": ("3b", gpu_clips.measure),
-    "memory-7b": ("7b", partial(memory, changes=HALF)),
+    "memory-7b": ("7b", memory),
     "faithful-qwen3-4b": ("qwen3-4b", partial(faithful, changes=SHORT)),
     "faithful-7b": ("7b", partial(faithful, changes=[*HALF, *SHORT])),
 }
