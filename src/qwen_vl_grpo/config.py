@@ -108,6 +108,9 @@ class RunConfig(Section):
     """Steps between checkpoints; none saves the last one only."""
     save_total_limit: int | None = Field(default=None, ge=1)
     """How many checkpoints are kept, the newest; none keeps all."""
+    keep_best: str | None = None
+    """A metric of metrics.jsonl (`eval/greedy/correct`): the checkpoint where it was highest is kept beside the newest and named in the
+    card. `-` before it keeps the lowest (`-kl`)."""
     logging_steps: int = Field(default=1, ge=1)
     """Steps between two lines of metrics."""
     task: TaskSection = TaskSection()
@@ -239,6 +242,12 @@ class RunConfig(Section):
                 f"save_steps {self.save_steps}: falls between two generations, whose completions a resumed run would not have; one is "
                 f"used for {window} micro-steps, so take a multiple of {window // math.gcd(window, self.gradient_accumulation_steps)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _best_is_measured(self) -> RunConfig:
+        if (self.keep_best or "").removeprefix("-").startswith("eval/") and self.evaluation.every is None:
+            raise ValueError("keep_best: is measured with evaluation.every alone; set that to save_steps, or name a metric of every step")
         return self
 
     @model_validator(mode="after")

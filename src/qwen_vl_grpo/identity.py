@@ -12,6 +12,7 @@ HARMLESS_KEYS = (
     "max_steps",
     "save_steps",
     "save_total_limit",
+    "keep_best",
     "logging_steps",
     "tracking",
     "allow_tight_memory",

@@ -9,6 +9,7 @@ HARMLESS = [
     {"max_steps": 7},
     {"save_steps": 7},
     {"save_total_limit": 7},
+    {"keep_best": "reward"},
     {"logging_steps": 7},
     {"tracking": {"project": "other", "report_to": "none"}},
     {"allow_tight_memory": True},
