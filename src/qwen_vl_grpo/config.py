@@ -18,6 +18,7 @@ from qwen_vl_grpo import config_file
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.rendered_sections import JudgeSection, PenaltiesSection, PlacementSection, RendererSection
 from qwen_vl_grpo.sections import (
+    AlarmsSection,
     DataSection,
     EvaluationSection,
     LoraSection,
@@ -137,6 +138,8 @@ class RunConfig(Section):
     """Where renderer and judge live; none leaves them on the policy's card."""
     tracking: TrackingSection = TrackingSection()
     """W&B, trackio, TensorBoard (docs/tracking.md)."""
+    alarms: AlarmsSection = AlarmsSection()
+    """What goes wrong without an error."""
     registry: RegistrySection = RegistrySection()
     """How the run is kept."""
     engine: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it

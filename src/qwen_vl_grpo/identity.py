@@ -15,6 +15,7 @@ HARMLESS_KEYS = (
     "keep_best",
     "logging_steps",
     "tracking",
+    "alarms",
     "allow_tight_memory",
     "data.workers",
     "registry.push",

@@ -61,7 +61,7 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
     registry.write(card, run_dir)
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
     written = attempts.metrics(run_dir)
-    ledger = Ledger(run_dir, config.max_steps, len(card.attempts), attempts.standing(written, step))
+    ledger = Ledger(run_dir, config.max_steps, len(card.attempts), attempts.standing(written, step), config.alarms.stop)
     rescue = Rescue()
     try:
         rescue.listen()

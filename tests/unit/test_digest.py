@@ -12,6 +12,7 @@ HARMLESS = [
     {"keep_best": "reward"},
     {"logging_steps": 7},
     {"tracking": {"project": "other", "report_to": "none"}},
+    {"alarms": {"stop": ["kl"]}},
     {"allow_tight_memory": True},
     {"data": {"workers": 2}},
     {"registry": {"push": "end"}},
