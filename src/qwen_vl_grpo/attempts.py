@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import math
+import signal
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,6 +16,9 @@ from qwen_vl_grpo.config import RunConfig, check
 from qwen_vl_grpo.errors import ConfigError, RegistryError
 from qwen_vl_grpo.identity import differences
 from qwen_vl_grpo.interfaces import RunCard
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""What stops a run that then keeps its last step: Ctrl-C, a machine that is taken away, and what Slurm's --signal sends before that."""
 
 
 def resumable(config: RunConfig) -> RunCard:
@@ -53,7 +57,9 @@ def begun(config: RunConfig) -> RunCard:
 def ended(card: RunCard, config: RunConfig) -> bool:
     """Whether nothing of a run is left to do: its steps, and the scores after them."""
     reached = _reached(config)
-    return reached > config.max_steps or (card.state == "finished" and reached == config.max_steps)
+    if card.state != "finished" or reached != config.max_steps:
+        return reached > config.max_steps
+    return card.checkpoint is None or checkpoints.whole(config.run_dir / card.checkpoint)  # one that has changed on the disk is made again
 
 
 def _reached(config: RunConfig) -> int:
@@ -130,6 +136,21 @@ def standing(lines: Sequence[dict[str, Any]], step: float = math.inf) -> list[di
             kept = [earlier for earlier in kept if earlier["step"] < line["step"]]
         kept.append(line)
     return [line for line in kept if line["step"] <= step]
+
+
+def best(run_dir: Path, metric: str | None) -> tuple[Path, float] | None:
+    """The checkpoint at whose step a metric had last been highest, and its value; a metric that begins with - is best where it is lowest.
+
+    Of equal ones the earliest, which the value was measured for. None where no line of metrics up to a checkpoint has the metric.
+    """
+    if metric is None:
+        return None
+    name, sign = metric.removeprefix("-"), -1 if metric.startswith("-") else 1
+    lines = [line for line in standing(metrics(run_dir)) if line.get(name) is not None]
+    known = [(line["step"], line[name]) for line in lines if math.isfinite(line[name])]
+    there = [(folder, [value for step, value in known if step <= checkpoints.step_of(folder)]) for folder in checkpoints.in_order(run_dir)]
+    found = [(folder, values[-1]) for folder, values in there if values]
+    return max(found, key=lambda pair: sign * pair[1], default=None)
 
 
 def begins_anew(line: tuple[float, Any], before: tuple[float, Any]) -> bool:

@@ -6,6 +6,7 @@ last one then takes.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -67,10 +68,26 @@ def newest_whole(run_dir: Path) -> Path | None:
     return None
 
 
-def prune(run_dir: Path, limit: int | None) -> None:
-    """Delete all but the last `limit` checkpoints."""
-    for folder in in_order(run_dir)[: -limit if limit else 0]:
-        shutil.rmtree(folder, ignore_errors=True)
+def prune(run_dir: Path, limit: int | None, step: int, best: Path | None = None) -> None:
+    """Delete all but the last `limit` checkpoints up to the step that was just saved, and the best.
+
+    A later one is of an attempt before this: it was not whole, so it must not push out one that is.
+    """
+    for folder in [path for path in in_order(run_dir) if step_of(path) <= step][: -limit if limit else 0]:
+        if folder != best:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def refuse_full(run_dir: Path, expected: int) -> None:
+    """Raise OSError where the disk has no room for another checkpoint, before a byte is written.
+
+    It takes as much as the newest one that is there, and the first one `expected` bytes.
+    """
+    there = in_order(run_dir)
+    needed = sum(path.stat().st_size for path in there[-1].rglob("*") if path.is_file()) if there else expected
+    free = shutil.disk_usage(run_dir).free
+    if free < needed:
+        raise OSError(errno.ENOSPC, f"it takes {needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free")
 
 
 def step_of(folder: Path) -> int:

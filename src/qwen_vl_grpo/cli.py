@@ -27,8 +27,8 @@ app.command()(cli_infer.serve)
 app.command()(cli_publish.publish)
 app.command()(cli_studio.studio)
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a disk says that has no room."""
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""What a disk says that has no room, or has become read-only."""
 
 Config = Annotated[str, typer.Argument(help="The run's YAML file.", metavar="CONFIG")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set data.workers=4. Repeatable.")]
@@ -182,11 +182,13 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         sys.exit(f"error: {' '.join('; '.join([str(error), *getattr(error, '__notes__', [])]).split())}")
     except OSError as error:
-        if "--debug" in arguments or error.errno not in FULL:
+        if "--debug" in arguments or error.errno not in UNWRITABLE:
             raise
-        sys.exit(f"error: {error.filename or 'a file'}: cannot be written ({error.strerror}); make room on that disk")
-    except SystemExit as end:  # typer turns Ctrl-C into it, and a run SIGTERM
-        if end.code in (130, 143):
+        sys.exit(f"error: {error.filename or 'a file'}: cannot be written ({error.strerror}); make room on that disk, or make it writable")
+    except SystemExit as end:  # typer turns Ctrl-C into it, and a run the other signals that stop it
+        from qwen_vl_grpo.attempts import STOPS
+
+        if end.code in [128 + number for number in STOPS]:
             print("interrupted", file=sys.stderr)
         raise
 

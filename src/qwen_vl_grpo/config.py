@@ -18,6 +18,7 @@ from qwen_vl_grpo import config_file
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.rendered_sections import JudgeSection, PenaltiesSection, PlacementSection, RendererSection
 from qwen_vl_grpo.sections import (
+    AlarmsSection,
     DataSection,
     EvaluationSection,
     LoraSection,
@@ -108,6 +109,9 @@ class RunConfig(Section):
     """Steps between checkpoints; none saves the last one only."""
     save_total_limit: int | None = Field(default=None, ge=1)
     """How many checkpoints are kept, the newest; none keeps all."""
+    keep_best: str | None = None
+    """A metric of metrics.jsonl (`eval/greedy/correct`): the checkpoint where it was highest is kept beside the newest and named in the
+    card. `-` before it keeps the lowest (`-kl`)."""
     logging_steps: int = Field(default=1, ge=1)
     """Steps between two lines of metrics."""
     task: TaskSection = TaskSection()
@@ -134,6 +138,8 @@ class RunConfig(Section):
     """Where renderer and judge live; none leaves them on the policy's card."""
     tracking: TrackingSection = TrackingSection()
     """W&B, trackio, TensorBoard (docs/tracking.md)."""
+    alarms: AlarmsSection = AlarmsSection()
+    """What goes wrong without an error."""
     registry: RegistrySection = RegistrySection()
     """How the run is kept."""
     engine: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it
@@ -239,6 +245,12 @@ class RunConfig(Section):
                 f"save_steps {self.save_steps}: falls between two generations, whose completions a resumed run would not have; one is "
                 f"used for {window} micro-steps, so take a multiple of {window // math.gcd(window, self.gradient_accumulation_steps)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _best_is_measured(self) -> RunConfig:
+        if (self.keep_best or "").removeprefix("-").startswith("eval/") and self.evaluation.every is None:
+            raise ValueError("keep_best: is measured with evaluation.every alone; set that to save_steps, or name a metric of every step")
         return self
 
     @model_validator(mode="after")

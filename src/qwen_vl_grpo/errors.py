@@ -49,6 +49,10 @@ class DivergenceError(GrpoError):
     """Training left the numbers: a gradient is infinite or not a number."""
 
 
+class AlarmError(GrpoError):
+    """An alarm rang that the config lets end a run."""
+
+
 class EngineError(GrpoError):
     """vLLM broke down, at its start or in the middle of a run."""
 

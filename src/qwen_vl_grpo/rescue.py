@@ -19,15 +19,14 @@ import numpy
 import torch
 from transformers import Trainer, TrainerCallback
 
-from qwen_vl_grpo import checkpoints
+from qwen_vl_grpo import attempts, checkpoints
+from qwen_vl_grpo.errors import HardwareError, briefly
 
 log = logging.getLogger("qwen_vl_grpo")
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 
 class Terminated(SystemExit):
-    """SIGTERM, as an exception that the run can answer; its exit code is the shell's, 143."""
+    """A signal of attempts.STOPS as an exception that the run can answer; its exit code is the shell's, 143 for SIGTERM."""
 
 
 class Rescue(TrainerCallback):
@@ -41,9 +40,9 @@ class Rescue(TrainerCallback):
         self._start: dict[str, Any] = {}
 
     def listen(self) -> None:
-        """Answer Ctrl-C and SIGTERM from now on; without this SIGTERM ends Python before anything can be written."""
+        """Answer the signals of attempts.STOPS from now on; without this all but Ctrl-C end Python before anything can be written."""
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
+            self._before = {number: signal.signal(number, self._signalled) for number in attempts.STOPS}
 
     def release(self) -> None:
         for number, handler in self._before.items():
@@ -109,6 +108,15 @@ class Rescue(TrainerCallback):
             log.info("%s: the run stops as soon as this step is kept", self.asked.name)
             return
         _stop(number)
+
+
+def in_one_sentence(error: BaseException) -> BaseException:
+    """What ends a run, with torch's pages on memory that is used up made one error of ours."""
+    if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in str(error):
+        return error
+    meant = HardwareError(f"out of memory ({briefly(error)}); `grpo plan` says what this run needs, and which knob to turn first")
+    meant.__cause__ = error
+    return meant
 
 
 def generators() -> dict[str, Any]:

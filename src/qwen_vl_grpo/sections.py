@@ -243,6 +243,17 @@ class TrackingSection(Section):
         return tuple(dict.fromkeys(name for name in names if name != "none"))
 
 
+AlarmName = Literal[
+    "clipped", "groups_without_spread", "format_without_correctness", "length_collapse", "length_runaway", "entropy_collapse", "kl",
+    "reward_alone", "judge_failures", "not_a_number", "zero_reward", "slow_step", "sampling_disagreement",
+]  # fmt: skip
+
+
+class AlarmsSection(Section):
+    stop: tuple[AlarmName, ...] = ()
+    """Alarms that end a run where they start, with the step kept: `kl`, `reward_alone`, … (docs/tracking.md); `--resume` goes on."""
+
+
 class RegistrySection(Section):
     demo: bool = False
     """A demonstration run: the only kind that a new run of the same id replaces."""

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from transformers import TrainerState
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo import checkpoints, groups, processors, tracking
+from qwen_vl_grpo import attempts, checkpoints, groups, processors, tracking
 from qwen_vl_grpo.correction import importance_weights, joined, statistics
 from qwen_vl_grpo.errors import DivergenceError, PolicyError, RegistryError
 from qwen_vl_grpo.interfaces import Clip
@@ -46,6 +46,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         *arguments: Any,
         correction: str = "sequence_mean",
         checkpoint_limit: int | None = None,
+        keep_best: str | None = None,
         clip_of: Callable[[Mapping[str, Any]], Clip] | None = None,
         **named: Any,
     ):
@@ -59,7 +60,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         self._once: dict[bool, OncePreprocessed] = {}
         """The last generation's, of training and of evaluation."""
         self._correction = correction
-        self._checkpoint_limit = checkpoint_limit
+        self._checkpoint_limit, self._keep_best = checkpoint_limit, keep_best
         self._saving = self._resumed = False
         self._level: torch.Tensor | None = None
         self._to_weigh: dict[str, Any] | None = None
@@ -176,6 +177,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         try:
             if self.args.should_save:
                 shutil.rmtree(run_dir / checkpoints.ASIDE, ignore_errors=True)
+                checkpoints.refuse_full(run_dir, saved_bytes(self.model))
             self.accelerator.wait_for_everyone()
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
@@ -191,7 +193,8 @@ class VisionGRPOTrainer(GRPOTrainer):
         finally:
             self._saving = False
         if self.args.should_save:
-            checkpoints.prune(run_dir, self._checkpoint_limit)
+            best = attempts.best(run_dir, self._keep_best)
+            checkpoints.prune(run_dir, self._checkpoint_limit, self.state.global_step, best and best[0])
         self.accelerator.wait_for_everyone()
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
@@ -260,6 +263,13 @@ class VisionGRPOTrainer(GRPOTrainer):
         if self._resumed:
             logs.pop("train_loss", None)  # transformers divides the loss of the last attempt by the steps of all
         super().log(logs, start_time)
+
+
+def saved_bytes(model: Any) -> int:
+    """About what a checkpoint takes: an adapter or all weights, and AdamW's two moments of those that learn."""
+    sizes = [(weight.numel() * weight.element_size(), weight.requires_grad) for weight in model.parameters()]
+    learned = sum(size for size, learns in sizes if learns)
+    return 2 * learned + (learned if isinstance(model, PeftModel) else sum(size for size, _ in sizes))
 
 
 def cut_to_longest(inputs: dict[str, Any]) -> dict[str, Any]:

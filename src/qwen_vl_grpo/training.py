@@ -38,7 +38,7 @@ from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.identity import digest
 from qwen_vl_grpo.interfaces import Generate, RunCard, Sample
 from qwen_vl_grpo.ledger import Every, Ledger
-from qwen_vl_grpo.rescue import Rescue, Terminated
+from qwen_vl_grpo.rescue import Rescue, Terminated, in_one_sentence
 from qwen_vl_grpo.saves import Saves
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
 
@@ -61,7 +61,7 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
     registry.write(card, run_dir)
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
     written = attempts.metrics(run_dir)
-    ledger = Ledger(run_dir, config.max_steps, len(card.attempts), attempts.standing(written, step))
+    ledger = Ledger(run_dir, config.max_steps, len(card.attempts), attempts.standing(written, step), config.alarms.stop)
     rescue = Rescue()
     try:
         rescue.listen()
@@ -90,17 +90,18 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
         tracking.refer(card, run_dir)
         answer_tables.evaluation(card, run_dir)
     except BaseException as error:
+        error = in_one_sentence(error)
         state = "interrupted" if isinstance(error, KeyboardInterrupt | Terminated) else "failed"
         stopped = {"state": state, "error": f"{type(error).__name__}: {error}", "finished": registry.now()}
         if checkpoint := rescue.keep():
-            stopped |= _kept(config, run_dir, checkpoint)
+            stopped |= _kept(card, config, run_dir, checkpoint)
             kept = f"step {checkpoint.split('-')[1]} of {config.max_steps} is kept in {run_dir / checkpoint}"
             error.add_note(kept)
             if state == "interrupted":
                 log.info(kept)
         reached = rescue.trainer.state.global_step if rescue.trainer else 0
         registry.write(attempts.end(card, state, max(step, reached)).model_copy(update=stopped), run_dir)
-        raise
+        raise error
     finally:
         tracking.finish()
         ledger.close()
@@ -235,18 +236,22 @@ def _finish(card: RunCard, config: RunConfig, trainer: VisionGRPOTrainer, run_di
     finished: dict[str, Any] = {"state": "finished", "finished": registry.now(), "proof": exam.record() if exam else {}}
     if exam and not finished["proof"]["changed"]:
         log.warning("training changed no answer: the policy answers %d items as its base does, token for token", len(exam.samples))
-    return card.model_copy(update=finished | _kept(config, run_dir, f"checkpoint-{trainer.state.global_step}"))
+    return card.model_copy(update=finished | _kept(card, config, run_dir, f"checkpoint-{trainer.state.global_step}"))
 
 
-def _kept(config: RunConfig, run_dir: Path, checkpoint: str) -> dict[str, Any]:
+def _kept(card: RunCard, config: RunConfig, run_dir: Path, checkpoint: str) -> dict[str, Any]:
     files = registry.hash_files(run_dir, checkpoint) | (registry.hash_files(run_dir, "warmup") if config.warmup else {})
     if (run_dir / proof.FILE).is_file():
         files |= registry.hash_files(run_dir, Path(proof.FILE).parent.name)
-    return {"checkpoint": checkpoint, "checkpoint_files": files}
+    best = attempts.best(run_dir, config.keep_best)
+    if best is None and config.keep_best:
+        log.warning("keep_best %s: no line of metrics.jsonl has it, so the newest checkpoints alone are kept", config.keep_best)
+    named = {"best": {"checkpoint": best[0].name, "metric": config.keep_best, "value": best[1]}} if best else {}
+    return {"checkpoint": checkpoint, "checkpoint_files": files, "metrics": card.metrics | named}
 
 
 def _publish_save(card: RunCard, config: RunConfig, run_dir: Path, step: int) -> RunCard:
-    card = card.model_copy(update=_kept(config, run_dir, f"checkpoint-{step}"))
+    card = card.model_copy(update=_kept(card, config, run_dir, f"checkpoint-{step}"))
     return publishing.publish(card, run_dir, config.registry.public, f"save/{config.run_id}/{step}")
 
 
