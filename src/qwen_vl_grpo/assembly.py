@@ -267,6 +267,7 @@ def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run
         "log_completions": config.tracking.log_completions,
         "log_multimodal": False,
         "num_completions_to_print": 0,
+        "shuffle_dataset": config.data.curriculum == "none",
         "report_to": list(config.tracking.trackers),
         "project": config.tracking.project,
         "bf16": on_gpu,

@@ -232,6 +232,16 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _solve_rates_are_of_what_learns(self) -> RunConfig:
+        if self.data.uses_probe and self.warmup is not None and self.data.probe is None:
+            raise ValueError(
+                "data.probe: the run starts from a warmed-up model that nobody has probed; name a run that was warmed up so, or a model"
+            )
+        if self.data.curriculum != "none" and self.trl.get("shuffle_dataset"):
+            raise ValueError("trl.shuffle_dataset: would undo the order of data.curriculum; remove one of the two")
+        return self
+
+    @model_validator(mode="after")
     def _saves_fall_on_the_generation_window(self) -> RunConfig:
         window = self.trl.get("steps_per_generation", self.gradient_accumulation_steps) * self.trl.get("num_iterations", 1)
         if self.save_steps and self.save_steps * self.gradient_accumulation_steps % window:
