@@ -19,6 +19,7 @@ from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.rendered_sections import JudgeSection, PenaltiesSection, PlacementSection, RendererSection
 from qwen_vl_grpo.sections import (
     DataSection,
+    DynamicSamplingSection,
     EvaluationSection,
     LoraSection,
     RegistrySection,
@@ -118,6 +119,8 @@ class RunConfig(Section):
     """The rewards and their weights; none takes the task's."""
     data: DataSection = DataSection()
     """How rows become prompts."""
+    dynamic_sampling: DynamicSamplingSection | None = None
+    """Replace groups that teach nothing; none trains on the groups as they are drawn."""
     warmup: WarmupSection | None = None
     """Supervised steps before GRPO; the warmed-up model is then the base of the run."""
     evaluation: EvaluationSection = EvaluationSection()

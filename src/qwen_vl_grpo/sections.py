@@ -181,6 +181,12 @@ class DataSection(Section):
         return self
 
 
+class DynamicSamplingSection(Section):
+    reserve: int = Field(ge=1)
+    """Groups that a generation may draw from other rows in place of those that are all right or all wrong; what the completions
+    are worth counts alone, not their form. Those that find no replacement stay."""
+
+
 class WarmupSection(Section):
     dataset_name: str
     """JSON Lines, Parquet or folder with the columns of the training data and `target`, the completion to imitate."""
