@@ -238,7 +238,7 @@ ALARMS = (
     Alarm(
         "groups_without_spread", _without_spread,
         "All right: the data is too easy, so stop here or take harder rows. All wrong: the rows are too hard or the reward too strict. "
-        "In both cases raise num_generations or temperature",
+        "In both cases leave such rows out (`grpo probe`, data.filter; dynamic_sampling), or raise num_generations or temperature",
     ),
     Alarm(
         "format_without_correctness", _format_alone,

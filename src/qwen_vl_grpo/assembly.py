@@ -25,6 +25,7 @@ from qwen_vl_grpo import (
     policy,
     processors,
     registry,
+    reserve,
     rollouts,
     row_clips,
     server_rollouts,
@@ -77,6 +78,7 @@ def prepare(config: RunConfig, resume: bool = False) -> Prepared:
     rows, held_out = parts.train, dataset.to_samples(parts.held_out) if parts.held_out else []
     refuse_blind_rows(config, rows)
     refuse_clips_unshown(config, rows)
+    reserve.check(config, task, rows)
     warmup_rows = None
     if config.warmup is not None:
         warmup_rows = dataset.load(config, task, processor, config.warmup.dataset_name, config.warmup.dataset_split)
@@ -166,6 +168,8 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
             keep_best=config.keep_best,
             clip_of=row_clips.trained_on,
         )
+    if config.dynamic_sampling:
+        trainer.reserve = reserve.Reserve(prepared.rows, prepared.task, config.dynamic_sampling.reserve, config.seed)
     if trainer.ref_model is not None:  # full fine-tuning with a KL term: the same tokens, or two equal policies would differ
         policy.forbid(trainer.accelerator.unwrap_model(trainer.ref_model), processors.vision_token_ids(prepared.processor))
     if footprint.has_engine(config) and config.vllm_enable_sleep_mode and not trainer.vllm_generation.enable_sleep_mode:
@@ -268,6 +272,7 @@ def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run
         "log_completions": config.tracking.log_completions,
         "log_multimodal": False,
         "num_completions_to_print": 0,
+        "shuffle_dataset": config.data.curriculum == "none",
         "report_to": list(config.tracking.trackers),
         "project": config.tracking.project,
         "bf16": on_gpu,

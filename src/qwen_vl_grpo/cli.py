@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from qwen_vl_grpo import __version__, cli_compare, cli_doctor, cli_infer, cli_publish, cli_runs, cli_studio
-from qwen_vl_grpo.cli_flags import AsJson, Debug, heed, show_log
+from qwen_vl_grpo import __version__, cli_compare, cli_doctor, cli_infer, cli_probe, cli_publish, cli_runs, cli_studio, cli_validate
+from qwen_vl_grpo.cli_flags import AsJson, Config, Debug, Overrides, heed, load, show_log
 from qwen_vl_grpo.errors import GrpoError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -24,14 +24,13 @@ app.command()(cli_compare.compare)
 app.command()(cli_doctor.doctor)
 app.command()(cli_infer.infer)
 app.command()(cli_infer.serve)
+app.command()(cli_probe.probe)
 app.command()(cli_publish.publish)
 app.command()(cli_studio.studio)
+app.command()(cli_validate.validate)
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """What a disk says that has no room, or has become read-only."""
-
-Config = Annotated[str, typer.Argument(help="The run's YAML file.", metavar="CONFIG")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set data.workers=4. Repeatable.")]
 
 
 def _version(asked: bool) -> None:
@@ -58,7 +57,7 @@ def train(
     from qwen_vl_grpo import config as configs
     from qwen_vl_grpo import data_places, hardware, registry
 
-    run = _load(config, overrides)
+    run = load(config, overrides)
     if run.init_from:  # an alias may stand for another run by the time this one is resumed
         run = run.model_copy(update={"init_from": registry.actual(run.init_from)})
     arithmetic = configs.arithmetic(run)
@@ -89,7 +88,7 @@ def prepare(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = No
     """Check and size the rows of a run once, keep them in the cache, and say what was kept and what dropped, and why."""
     from qwen_vl_grpo import hardware, tasks
 
-    run = _load(config, overrides)
+    run = load(config, overrides)
     task = tasks.build(run.task)
     hardware.quiet_libraries()
     show_log(sys.stdout)
@@ -99,28 +98,6 @@ def prepare(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = No
     parts = splits.load(run, task, policy.load_processor(run))
     held_out = f"{len(parts.held_out)} held out ({run.evaluation.part})" if parts.held_out else "none held out"
     print(f"{len(parts.train)} rows to train on, {held_out}" + f", {parts.shared} left out for a picture of theirs" * bool(parts.shared))
-
-
-@app.command()
-def validate(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = None, debug: Debug = False) -> None:
-    """Look at all the data of a run: rows, tokens, answers and rewards, and one prompt as the policy sees it; exit code 1 on faults."""
-    from qwen_vl_grpo import config as configs
-    from qwen_vl_grpo import hardware, tasks
-
-    run = _load(config, overrides)
-    step = configs.elsewhere(run)
-    tasks.build(run.task)
-    hardware.quiet_libraries()
-    from qwen_vl_grpo import validation
-
-    found = validation.validate(run)
-    print("\n".join([*found.said, f"a step: {step}"]))
-    for fault in found.faults[:20]:
-        print(f"fault: {fault}")
-    if found.faults:
-        print(f"{len(found.faults)} faults" + ", the first 20 above" * (len(found.faults) > 20))
-        raise typer.Exit(1)
-    print("no faults")
 
 
 @app.command()
@@ -137,7 +114,7 @@ def plan(
     from qwen_vl_grpo import config as configs
     from qwen_vl_grpo import hardware, planning
 
-    run = _load(config, overrides)
+    run = load(config, overrides)
     configs.elsewhere(run)
     cards = [planning.named(card)] if card else list(planning.CARDS.values())
     machine = hardware.detect()
@@ -193,23 +170,6 @@ def main(arguments: list[str] | None = None) -> None:
         raise
 
 
-def _load(config: str, overrides: list[str] | None) -> Any:
-    """The run config of a file, with its names known and what they name fit for each other; raises ConfigError, DataError."""
-    from qwen_vl_grpo import config as configs
-    from qwen_vl_grpo import dataset_registry, tasks
-
-    run = configs.load(config, overrides or ())
-    dataset_registry.check(run)
-    if ".py:" not in run.task.name:  # a config is read without running anyone's code
-        tasks.build(run.task)
-    if run.renderer or run.judge:
-        from qwen_vl_grpo import rendered_parts
-
-        rendered_parts.check_names(run.renderer, run.judge)
-        rendered_parts.check_fit(run.task.name, run.renderer, run.judge)
-    return run
-
-
 def _train_group(run: Any, count: int, resume: bool, debug: bool) -> None:
     """Train one run a seed, each by this same command, and say how their scores spread."""
     from qwen_vl_grpo import seeds
@@ -223,7 +183,20 @@ def _train_group(run: Any, count: int, resume: bool, debug: bool) -> None:
 
 def _refuse_early(run: Any, resume: bool) -> None:
     """Everything that can be refused without torch."""
-    from qwen_vl_grpo import attempts, checks, data_places, environment, hardware, planning, publishing, registry, rewards, tasks, tracking
+    from qwen_vl_grpo import (
+        attempts,
+        checks,
+        data_places,
+        environment,
+        hardware,
+        planning,
+        publishing,
+        registry,
+        rewards,
+        solve_rates,
+        tasks,
+        tracking,
+    )
 
     if resume:
         attempts.resumable(run)
@@ -241,6 +214,7 @@ def _refuse_early(run: Any, resume: bool) -> None:
         planning.refuse_occupied(run, memory, *hardware.occupied(machine))
     tracking.refuse(run)
     publishing.refuse(run)
+    solve_rates.refuse(run)
     data_places.find(run)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from qwen_vl_grpo import findings
 
+Config = Annotated[str, typer.Argument(help="The run's YAML file.", metavar="CONFIG")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set data.workers=4. Repeatable.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole record as JSON.")]
 
@@ -30,3 +32,20 @@ def heed(found: Iterable[findings.Finding]) -> None:
     findings.refuse(found)
     for finding in findings.warned(found):
         print(f"warning: {finding.name}: {finding}", file=sys.stderr)
+
+
+def load(config: str, overrides: list[str] | None) -> Any:
+    """The run config of a file, with its names known and what they name fit for each other; raises ConfigError, DataError."""
+    from qwen_vl_grpo import config as configs
+    from qwen_vl_grpo import dataset_registry, tasks
+
+    run = configs.load(config, overrides or ())
+    dataset_registry.check(run)
+    if ".py:" not in run.task.name:  # a config is read without running anyone's code
+        tasks.build(run.task)
+    if run.renderer or run.judge:
+        from qwen_vl_grpo import rendered_parts
+
+        rendered_parts.check_names(run.renderer, run.judge)
+        rendered_parts.check_fit(run.task.name, run.renderer, run.judge)
+    return run

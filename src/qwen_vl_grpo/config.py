@@ -20,6 +20,7 @@ from qwen_vl_grpo.rendered_sections import JudgeSection, PenaltiesSection, Place
 from qwen_vl_grpo.sections import (
     AlarmsSection,
     DataSection,
+    DynamicSamplingSection,
     EvaluationSection,
     LoraSection,
     RegistrySection,
@@ -122,6 +123,8 @@ class RunConfig(Section):
     """The rewards and their weights; none takes the task's."""
     data: DataSection = DataSection()
     """How rows become prompts."""
+    dynamic_sampling: DynamicSamplingSection | None = None
+    """Replace groups that teach nothing; none trains on the groups as they are drawn."""
     warmup: WarmupSection | None = None
     """Supervised steps before GRPO; the warmed-up model is then the base of the run."""
     evaluation: EvaluationSection = EvaluationSection()
@@ -235,6 +238,16 @@ class RunConfig(Section):
     def _begins_once(self) -> RunConfig:
         if self.init_from is not None and self.warmup is not None:
             raise ValueError("init_from: starts from what a run has learned, and a warm-up would write over it; remove one of the two")
+        return self
+
+    @model_validator(mode="after")
+    def _solve_rates_are_of_what_learns(self) -> RunConfig:
+        if self.data.uses_probe and self.warmup is not None and self.data.probe is None:
+            raise ValueError(
+                "data.probe: the run starts from a warmed-up model that nobody has probed; name a run that was warmed up so, or a model"
+            )
+        if self.data.curriculum != "none" and self.trl.get("shuffle_dataset"):
+            raise ValueError("trl.shuffle_dataset: would undo the order of data.curriculum; remove one of the two")
         return self
 
     @model_validator(mode="after")

@@ -33,6 +33,8 @@ from qwen_vl_grpo.sections import DataSection
 
 log = logging.getLogger("qwen_vl_grpo")
 
+NOT_OF_A_ROW = {"workers", "overlong", "unusable", "subset", "revision", "registry", "filter", "curriculum", "probe"}
+"""Keys of `data:` that leave the rows as they are."""
 TOO_LONG, UNUSABLE, UNREADABLE = "too long for the context", "unusable", "with an unreadable clip"
 """Why a row is left out."""
 AS_CLIPS = "prompt_tokens_as_clips"
@@ -144,7 +146,7 @@ def _key(config: RunConfig, task: Task, processor: Any, source: sources.Source) 
     ]
     return [
         source.fingerprint,
-        config.data.model_dump(exclude={"workers", "overlong", "unusable", "subset", "revision", "registry"}),
+        config.data.model_dump(exclude=NOT_OF_A_ROW),
         [config.task.name, config.task.system_prompt or task.system_prompt],
         config.video.model_dump(exclude={"most_unreadable"}) | ({"seed": config.seed} if config.video.jitter else {}),
         [config.max_completion_length, context_length(config, processor)],

@@ -155,14 +155,36 @@ class DataSection(Section):
     """What to do with a prompt that leaves no room for max_completion_length in the context."""
     unusable: Literal["refuse", "drop"] = "refuse"
     """What to do with a row whose picture, question or answer cannot be used."""
+    filter: tuple[float, float] | None = None
+    """Train on the rows alone whose solve rate lies between these two, `[0.1, 0.9]` for one, as `grpo probe` measured it."""
+    curriculum: Literal["none", "easy_first"] = "none"
+    """`easy_first` trains in the order of the solve rates, from the rows that are solved most; `none` shuffles."""
+    probe: str | None = None
+    """Whose solve rates these are, a run_id or a model; none takes what the run starts from, `init_from` or `model_name`."""
     workers: int | None = Field(default=None, ge=1)
     """Processes that prepare rows; none takes the CPUs that there are, 8 at most, and one for a small set."""
+
+    @property
+    def uses_probe(self) -> bool:
+        return self.filter is not None or self.curriculum != "none"
+
+    @model_validator(mode="after")
+    def _filter_leaves_room(self) -> DataSection:
+        if self.filter is not None and not 0 <= self.filter[0] <= self.filter[1] <= 1:
+            raise ValueError(f"filter {list(self.filter)}: is the least and the most solve rate, of 0 to 1 and in this order")
+        return self
 
     @model_validator(mode="after")
     def _pixel_limits_in_order(self) -> DataSection:
         if self.min_pixels > self.max_pixels:
             raise ValueError(f"min_pixels {self.min_pixels} is more than max_pixels {self.max_pixels}; raise one or lower the other")
         return self
+
+
+class DynamicSamplingSection(Section):
+    reserve: int = Field(ge=1)
+    """Groups that a generation may draw from other rows in place of those that are all right or all wrong; what the completions
+    are worth counts alone, not their form. Those that find no replacement stay."""
 
 
 class WarmupSection(Section):

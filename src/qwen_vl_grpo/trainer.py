@@ -65,6 +65,8 @@ class VisionGRPOTrainer(GRPOTrainer):
         self._level: torch.Tensor | None = None
         self._to_weigh: dict[str, Any] | None = None
         self._gaps: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.reserve: Any = None
+        """Rows that stand in for groups that teach nothing (reserve.py); None leaves the groups as they are drawn."""
 
     def _get_dataloader(self, dataset: Any, *arguments: Any, is_training: bool = False, **named: Any) -> Any:
         """Read a row once a generation, and not once a completion and micro-batch."""
@@ -82,6 +84,11 @@ class VisionGRPOTrainer(GRPOTrainer):
         rendering: Any = self.chat_template_kwargs
         ids, media = once.read(prompts, {"chat_template": self.chat_template} | rendering)
         return ids, media, {} if self.use_vllm or media is None else once.whole()
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        """Draw again what teaches nothing before TRL scores it; TRL has no dynamic sampling (trl#4764)."""
+        output = super()._generate(prompts)
+        return self.reserve.refill(self, prompts, output) if self.reserve and self.model.training else output  # type: ignore[union-attr]
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         """After the rewards, TRL gathers prompts and completions of all ranks for its table: from here on they are text.
@@ -118,7 +125,7 @@ class VisionGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """Preprocess each picture and clip once, and leave the importance ratio to the loss: TRL reads every sample once more for it."""
-        processor, self._given = self.processing_class, inputs
+        processor, self._given = self.processing_class, [*inputs]
         if processors.sees(processor):
             self.processing_class = self._once[self.model.training] = OncePreprocessed(processor)  # type: ignore[union-attr]
             inputs = [filled(row) for row in inputs]

@@ -44,6 +44,7 @@ def command(*arguments: str) -> str:
         "report",
         "interfaces",
         "rewards",
+        "solve_rates",
         "tasks",
         "answers",
         "images.width",
