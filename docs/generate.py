@@ -16,7 +16,7 @@ DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS.parent / "src"), str(DOCS.parent)]
 
 from docs import reward_logic, reward_logic_video  # noqa: E402 - the line above makes it importable
-from qwen_vl_grpo import cli, config, footprint, interfaces, model_card, rendered_sections, sections, shapes, video_sections  # noqa: E402
+from qwen_vl_grpo import cli, config, footprint, interfaces, model_card, plan_text, rendered_sections, sections, shapes, video_sections  # noqa: E402
 from qwen_vl_grpo import planning as plans  # noqa: E402
 
 NOTICE = "<!-- Made from the code by `make docs`; change the code instead. -->\n"
@@ -201,12 +201,12 @@ def planning() -> str:
     drawn = config.load(DOCS.parent / "configs/prompt_enhancement.yaml", together)
     words = footprint.Prompt(pictures=0)
     return PLANNING.format(
-        drawn=plans.text(plans.plan(drawn, plans.CARDS.values(), words, kept(drawn))),
+        drawn=plan_text.text(plans.plan(drawn, plans.CARDS.values(), words, kept(drawn))),
         notice=NOTICE,
         rows="\n".join(rows),
         share=0.4 * plans.CARDS["H100"][1],
         asleep=footprint.ENGINE_ASLEEP / footprint.GIB,
-        documented=plans.text(plans.plan(documented, plans.CARDS.values(), known=kept(documented))),
+        documented=plan_text.text(plans.plan(documented, plans.CARDS.values(), known=kept(documented))),
     )
 
 

@@ -107,22 +107,23 @@ def plan(
     card: Annotated[str | None, typer.Option("--card", help="Only this card: MI300X, H200, H100, 24GB, or its GiB.")] = None,
     text_tokens: Annotated[int, typer.Option("--text_tokens", min=1, help="Tokens of text in the longest prompt.")] = 256,
     pictures: Annotated[int, typer.Option("--pictures", min=0, help="Pictures in the longest prompt.")] = 1,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Share the trainer among so many of each card.")] = 1,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Say whether a config fits each card, and which knob to turn if not; exit code 1 if the card of --card is too small."""
     from qwen_vl_grpo import config as configs
-    from qwen_vl_grpo import hardware, planning
+    from qwen_vl_grpo import hardware, plan_text, planning
 
     run = load(config, overrides)
     configs.elsewhere(run)
-    cards = [planning.named(card)] if card else list(planning.CARDS.values())
+    cards = [planning.named(card)] if card and card != "all" else list(planning.CARDS.values())
     machine = hardware.detect()
-    if not card and (own := hardware.memory_gib(machine)):
+    if card in (None, "all") and (own := hardware.memory_gib(machine)):
         cards.append((f"here: {machine.name}", own))
-    planned = planning.plan(run, cards, planning.Prompt(text_tokens, pictures))
-    print(json.dumps(dataclasses.asdict(planned), indent=2) if as_json else planning.text(planned))
-    if card and not planned.cards[0].fits:
+    planned = planning.plan(run, cards, planning.Prompt(text_tokens, pictures), ranks=gpus)
+    print(json.dumps(dataclasses.asdict(planned), indent=2) if as_json else plan_text.text(planned))
+    if card and card != "all" and not planned.cards[0].fits:
         raise typer.Exit(1)
 
 
