@@ -14,12 +14,24 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from qwen_vl_grpo import __version__, cli_compare, cli_doctor, cli_infer, cli_probe, cli_publish, cli_runs, cli_studio, cli_validate
+from qwen_vl_grpo import (
+    __version__,
+    cli_audit,
+    cli_compare,
+    cli_doctor,
+    cli_infer,
+    cli_probe,
+    cli_publish,
+    cli_runs,
+    cli_studio,
+    cli_validate,
+)
 from qwen_vl_grpo.cli_flags import AsJson, Config, Debug, Overrides, heed, load, show_log
 from qwen_vl_grpo.errors import GrpoError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(cli_runs.app, name="runs")
+app.command()(cli_audit.audit)
 app.command()(cli_compare.compare)
 app.command()(cli_doctor.doctor)
 app.command()(cli_infer.infer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import shutil
@@ -18,7 +19,7 @@ from safetensors import SafetensorError
 from transformers import TrainerState
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo import attempts, checkpoints, groups, processors, tracking
+from qwen_vl_grpo import attempts, checkpoints, gallery, groups, processors, tracking
 from qwen_vl_grpo.correction import importance_weights, joined, statistics
 from qwen_vl_grpo.errors import DivergenceError, PolicyError, RegistryError
 from qwen_vl_grpo.interfaces import Clip
@@ -104,6 +105,7 @@ class VisionGRPOTrainer(GRPOTrainer):
             told = groups.statistics(rewards, self.reward_weights, size) | groups.unique(completion_ids_list, size)
             for name, value in told.items():
                 self._metrics["train"][name].append(value)
+            self._log_completion_extra("gold", [json.dumps(gallery.telling(row)) for row in self._given])
         self._table_images = [row.get("images") or [] for row in self._given[:TABLE_ROWS]]
         prompts[:] = [as_text(prompt) for prompt in prompts]
         completions[:] = [as_text(completion) for completion in completions]
