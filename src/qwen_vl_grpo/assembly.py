@@ -266,6 +266,7 @@ def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run
         "scale_rewards": config.scale_rewards,
         "reward_weights": list(weights),
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "ddp_find_unused_parameters": not {"vision", "merger"}.isdisjoint(config.lora.parts),  # a batch of text uses neither
         "save_strategy": "steps",
         "save_steps": config.save_steps or config.max_steps,
         "logging_steps": config.logging_steps,

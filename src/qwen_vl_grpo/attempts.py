@@ -11,8 +11,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
-from qwen_vl_grpo import checkpoints, registry
-from qwen_vl_grpo.config import RunConfig, check
+from qwen_vl_grpo import checkpoints, hardware, registry
+from qwen_vl_grpo.config import RunConfig, check, launched
 from qwen_vl_grpo.errors import ConfigError, RegistryError
 from qwen_vl_grpo.identity import differences
 from qwen_vl_grpo.interfaces import RunCard
@@ -24,9 +24,16 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 def resumable(config: RunConfig) -> RunCard:
     """The card of the run that this config goes on with; reads no weights.
 
-    Raises RegistryError if there is no such run, it is running or at its end, ConfigError with the keys that differ.
+    Raises RegistryError if there is no such run, it is running or at its end, ConfigError with the keys that differ or for
+    another number of processes.
     """
     card = begun(config)
+    before, now = card.hardware.get("processes", 1), launched()
+    if before != now:
+        raise ConfigError(
+            f"run_id {config.run_id}: was trained by {before} processes, and this launch has {now}: which rows a step takes and what seeds "
+            f"its rollouts follow from their number; resume it with {before}, or start another run from its weights with init_from"
+        )
     if ended(card, config):
         raise RegistryError(f"run_id {config.run_id}: has reached step {_reached(config)} already; raise max_steps to go on")
     if card.pruned:
@@ -89,9 +96,11 @@ def parent(config: RunConfig) -> tuple[RunCard, Path] | None:
 def hold(run_dir: Path) -> IO[str]:
     """Keep every other process from this run until the file is closed or this process dies, by whatever hand.
 
-    Raises RegistryError if another process has it.
+    Of a run's own processes the main one has it for all. Raises RegistryError if another process has it.
     """
     file = (run_dir / ".lock").open("w", encoding="utf-8")
+    if not hardware.is_main_process():
+        return file
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -367,7 +367,7 @@ def arithmetic(config: RunConfig, devices: int | None = None) -> str:
 
     Raises ConfigError if the groups do not fit into what is generated at once (TRL's rule, GRPOConfig.__post_init__).
     """
-    devices = devices or _launched()
+    devices = devices or launched()
     window = config.trl.get("steps_per_generation", config.gradient_accumulation_steps)
     step = config.batch_size * config.gradient_accumulation_steps * devices
     generated = config.trl.get("generation_batch_size", config.batch_size * window * devices)
@@ -391,7 +391,7 @@ def elsewhere(config: RunConfig) -> str:
 
     They are then counted as the fewest on which its groups fit. Raises ConfigError as arithmetic does.
     """
-    devices = _launched()
+    devices = launched()
     if config.batch_size * config.gradient_accumulation_steps * devices >= config.num_generations:
         return arithmetic(config)
     return f"{arithmetic(config, devices * _missing(config, devices))} (on the fewest devices that fill a group)"
@@ -411,5 +411,6 @@ def _missing(config: RunConfig, devices: int) -> int:
     return config.num_generations // math.gcd(config.num_generations, config.batch_size * window * devices)
 
 
-def _launched() -> int:
+def launched() -> int:
+    """How many processes a launcher has started for this run."""
     return int(os.environ.get("WORLD_SIZE", "1"))

@@ -61,6 +61,10 @@ class HardwareError(GrpoError):
     """This machine lacks something that the run needs."""
 
 
+class RankError(GrpoError):
+    """A process of a run on several devices is gone, late, or of another run."""
+
+
 class RegistryError(GrpoError):
     """A run_id names no run, a broken one, or one that must not be replaced."""
 

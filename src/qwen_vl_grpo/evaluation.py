@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 from PIL import Image
 
+from qwen_vl_grpo import ranks
 from qwen_vl_grpo.interfaces import Clip, Generate, RewardFunction, Sample, Task
 
 Scores = dict[str, Any]
@@ -102,7 +103,12 @@ def mean_reward(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]], mom
 
 
 def judged(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]], moment: str | None = None) -> list[float | None]:
-    """A reward's score for each completion, its columns handed over as TRL does."""
+    """A reward's score for each completion, its columns handed over as TRL does; each process of a run asks for its part of them."""
+    pairs = ranks.share(pairs)
+    return ranks.joined(_judged(reward, pairs, moment) if pairs else [])
+
+
+def _judged(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]], moment: str | None) -> list[float | None]:
     columns = {key: [sample.columns.get(key) for sample, _ in pairs] for key in {key for sample, _ in pairs for key in sample.columns}}
     columns |= {"answer": [sample.answer for sample, _ in pairs], "prompts": [sample.prompt for sample, _ in pairs]}
     if any(sample.images for sample, _ in pairs):

@@ -198,6 +198,8 @@ class FaithfulGeneration(VLLMGeneration):
         self, prompts: list[list[int]], images: list[Any] | None, count: int, temperature: float, top_p: float = 1.0
     ) -> list[list[list[int]]]:
         """Answer prompts outside training, `count` times each, at another temperature (0 is greedy); returns token ids."""
+        if not prompts:
+            return []
         repeated = [ids for ids in prompts for _ in range(count)]
         pictures = [row for row in images for _ in range(count)] if images and any(images) else None
         trained_at = self.temperature, self.top_p

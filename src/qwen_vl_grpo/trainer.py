@@ -7,8 +7,8 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ import torch
 from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import TrainerState
+from trl.trainer import grpo_trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo import attempts, checkpoints, gallery, groups, processors, tracking
+from qwen_vl_grpo import attempts, checkpoints, gallery, groups, processors, ranks, tracking
 from qwen_vl_grpo.correction import importance_weights, joined, statistics
 from qwen_vl_grpo.errors import DivergenceError, PolicyError, RegistryError
 from qwen_vl_grpo.interfaces import Clip
@@ -96,17 +97,19 @@ class VisionGRPOTrainer(GRPOTrainer):
 
         As they are, every picture is pickled and sent at every step (trl 1.16), and wandb.Table refuses nested prompts.
         """
-        rewards = super()._calculate_rewards(self._given, prompts, completions, completion_ids_list)
+        with awaited(f"the rewards of step {self.state.global_step + 1}"):
+            rewards = super()._calculate_rewards(self._given, prompts, completions, completion_ids_list)
         if self.model.training:  # type: ignore[union-attr]
             size: Any = self.num_generations
             if self._gate_noise(rewards, size):
                 first = self.accelerator.process_index * len(prompts)
                 self._level = groups.level(rewards, self.reward_weights, size)[first : first + len(prompts)]
-            told = groups.statistics(rewards, self.reward_weights, size) | groups.unique(completion_ids_list, size)
+            told = groups.statistics(rewards, self.reward_weights, size) | groups.unique(ranks.joined(completion_ids_list), size)
             for name, value in told.items():
                 self._metrics["train"][name].append(value)
             self._log_completion_extra("gold", [json.dumps(gallery.telling(row)) for row in self._given])
-        self._table_images = [row.get("images") or [] for row in self._given[:TABLE_ROWS]]
+        left = max(0, TABLE_ROWS - len(prompts) * self.accelerator.process_index) if self.log_completions else 0
+        self._table_images = ranks.joined([row.get("images") or [] for row in self._given[:left]])
         prompts[:] = [as_text(prompt) for prompt in prompts]
         completions[:] = [as_text(completion) for completion in completions]
         return rewards
@@ -153,7 +156,8 @@ class VisionGRPOTrainer(GRPOTrainer):
         finally:
             self._to_weigh = None
         if self._gaps and len(self._gaps) == self.current_gradient_accumulation_steps:
-            for name, value in statistics(self._correction, *joined(self._gaps)).items():
+            gaps = ranks.joined([(gap.cpu(), mask.cpu()) for gap, mask in self._gaps])
+            for name, value in statistics(self._correction, *joined(gaps)).items():
                 self._metrics["train"][name].append(value)
             self._gaps.clear()
         return loss
@@ -258,7 +262,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         model.load_state_dict(saved.state_dict())
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Trim the table to the first rows of the last batch, which are this rank's own, and add their pictures."""
+        """Trim the table to the first rows of the last batch, and add their pictures."""
         if self.log_completions:
             columns = [self._logs["prompt"], self._logs["completion"], self._logs["advantages"]]
             for column in [*columns, *self._logs["rewards"].values(), *self._logs["extra"].values()]:
@@ -279,6 +283,22 @@ def saved_bytes(model: Any) -> int:
     sizes = [(weight.numel() * weight.element_size(), weight.requires_grad) for weight in model.parameters()]
     learned = sum(size for size, learns in sizes if learns)
     return 2 * learned + (learned if isinstance(model, PeftModel) else sum(size for size, _ in sizes))
+
+
+@contextmanager
+def awaited(what: str) -> Iterator[None]:
+    """Let TRL gather what every process has: a judge may take longer than a collective of the cards, which TRL begins at once, may."""
+    published = grpo_trainer.gather  # pyright: ignore[reportPrivateImportUsage]
+
+    def gather(tensor: Any) -> Any:
+        ranks.together(what)
+        return published(tensor)
+
+    grpo_trainer.gather = gather  # pyright: ignore[reportPrivateImportUsage]
+    try:
+        yield
+    finally:
+        grpo_trainer.gather = published  # pyright: ignore[reportPrivateImportUsage]
 
 
 def cut_to_longest(inputs: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from qwen_vl_grpo import (
     processors,
     proof,
     publishing,
+    ranks,
     registry,
     rollouts,
     tracking,
@@ -50,16 +51,19 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
 
     With `resume` the run of this id goes on from its newest whole checkpoint, or begins again where it has none.
     """
+    ranks.meet(config.trl.get("ddp_timeout"))
     earlier = attempts.resumable(config) if resume else None
-    prepared = prepare(config, resume)
+    prepared = ranks.in_turn(lambda: prepare(config, resume))
+    ranks.agree(_same_everywhere(config, prepared))
     card = _card(config, prepared) if earlier is None else _again(earlier, config, prepared)
-    run_dir = registry.claim(config) if earlier is None else config.run_dir
+    run_dir = config.run_dir if earlier else ranks.first(lambda: registry.claim(config))
     held = attempts.hold(run_dir)
-    checkpoint = checkpoints.newest_whole(run_dir)
+    checkpoint = ranks.first(lambda: checkpoints.newest_whole(run_dir))
     step = checkpoints.step_of(checkpoint) if checkpoint else 0
     card = attempts.begin(card, run_dir, step)
     registry.write(card, run_dir)
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+    if hardware.is_main_process():
+        (run_dir / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
     written = attempts.metrics(run_dir)
     ledger = Ledger(run_dir, config.max_steps, len(card.attempts), attempts.standing(written, step), config.alarms.stop)
     rescue = Rescue()
@@ -122,7 +126,7 @@ def _train_and_score(
     def scores(samples: list[Sample], moment: str, kept: bool = False) -> dict[str, Any]:
         how = (config.evaluation.samples, temperature, config.evaluation.top_p)
         log.info("scoring %d held-out rows: greedy, and %d sampled answers each at temperature %g, top_p %g", len(samples), *how)
-        keep = partial(gallery.keep, config.run_dir, moment, task) if kept else None
+        keep = partial(gallery.keep, config.run_dir, moment, task) if kept and hardware.is_main_process() else None
         return evaluation.evaluate(samples, task, functions, generate, config.evaluation.samples, temperature, keep, moment)
 
     if held_out:
@@ -144,6 +148,8 @@ def _train_and_score(
     else:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     metrics["train_seconds"] = round(time.perf_counter() - started, 1)
+    if torch.cuda.is_available():
+        metrics["peak_gib"] = max(ranks.gathered(round(torch.cuda.max_memory_allocated() / 2**30, 2)))
     metrics["last_step"] = ledger.last
     if held_out:
         metrics["after"] = scores(held_out, "after", kept=True)
@@ -161,17 +167,30 @@ def _generator(config: RunConfig, trainer: VisionGRPOTrainer, processor: Any) ->
     if not config.use_vllm:
         model = trainer.accelerator.unwrap_model(trainer.model)
         longest, section = config.max_completion_length, config.evaluation
-        return answering.with_transformers(model, processor, longest, section.batch_size, config.seed, top_p=section.top_p)
+        show, seed = hardware.is_main_process(), config.seed + 1009 * ranks.place()
+        own = answering.with_transformers(model, processor, longest, section.batch_size, seed, show, top_p=section.top_p)
+        return lambda samples, count, temperature: ranks.joined(own(ranks.share(samples), count, temperature))
 
     def generate(samples: Sequence[Sample], count: int, temperature: float) -> list[list[str]]:
         engine = trainer.vllm_generation
         assert isinstance(engine, rollouts.FaithfulGeneration)
         engine.sync_weights()
+        alone = engine.samples_here  # an engine on several cards answers all of them in each of its processes
+        samples = ranks.share(samples) if alone else samples
         encoded = [policy.encode(processor, [sample])["input_ids"][0].tolist() for sample in samples]
         ids = engine.sample(encoded, [processors.in_order(sample) for sample in samples], count, temperature, config.evaluation.top_p)
-        return [processor.batch_decode(row, skip_special_tokens=True) for row in ids]
+        texts = [processor.batch_decode(row, skip_special_tokens=True) for row in ids]
+        return ranks.joined(texts) if alone else texts
 
     return generate
+
+
+def _same_everywhere(config: RunConfig, prepared: Prepared) -> dict[str, Any]:
+    """What no process of a run may have of its own."""
+    machine = hardware.describe(hardware.detect())
+    told = {f"config.{key}": value for key, value in config.model_dump(mode="json").items()}
+    told |= {f"version of {name}": version for name, version in hardware.versions().items()}
+    return told | {"rows": dataset.fingerprint(prepared.rows), "held-out rows": len(prepared.held_out), "card": machine["name"]}
 
 
 def _card(config: RunConfig, prepared: Prepared) -> RunCard:
@@ -194,7 +213,7 @@ def _card(config: RunConfig, prepared: Prepared) -> RunCard:
         digest=digest(config),
         git=registry.git_state(),
         versions=hardware.versions(),
-        hardware=hardware.describe(hardware.detect()),
+        hardware=hardware.describe(hardware.detect()) | {"processes": ranks.count()},
         system_prompt=config.task.system_prompt or task.system_prompt,
         preprocessing=reads | {
             "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest(),
@@ -221,7 +240,10 @@ def _again(card: RunCard, config: RunConfig, prepared: Prepared) -> RunCard:
 
 
 def _exam(config: RunConfig, prepared: Prepared, trainer: VisionGRPOTrainer, run_dir: Path) -> proof.Exam | None:
-    """The items of the run's proof, answered by the base that it starts from; None where no process holds all weights."""
+    """The items of the run's proof, answered by the base that it starts from; None where no process holds all weights, and in all but
+    the main process."""
+    if not hardware.is_main_process():
+        return None
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         log.info("no proof is kept: the weights are sharded")
         return None
@@ -231,8 +253,6 @@ def _exam(config: RunConfig, prepared: Prepared, trainer: VisionGRPOTrainer, run
 
 
 def _finish(card: RunCard, config: RunConfig, trainer: VisionGRPOTrainer, run_dir: Path, exam: proof.Exam | None) -> RunCard:
-    if torch.cuda.is_available():
-        card.metrics["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     finished: dict[str, Any] = {"state": "finished", "finished": registry.now(), "proof": exam.record() if exam else {}}
     if exam and not finished["proof"]["changed"]:
         log.warning("training changed no answer: the policy answers %d items as its base does, token for token", len(exam.samples))
