@@ -131,7 +131,7 @@ def _from_one_base(
         for run in group:
             try:
                 if run.has_adapter:
-                    moved = backend.check(run, canary(run))
+                    moved = backend.check(run, loading.canary(run))
                     log.info("%s: its adapter moves a canary's log-probabilities%s", run.run_id, f" by {moved:.2g}" * math.isfinite(moved))
             except TowerIgnored:
                 log.info("%s: vLLM leaves out what its adapter learned in the vision tower; answered from a merged copy", run.run_id)
@@ -166,13 +166,6 @@ def key_of(run: RunPolicy, item: Item, how: How) -> Key:
         *([str(how.draw.folder)] if how.draw else ()),
     ]  # fmt: skip
     return run.run_id, run.sha, item.id, hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
-
-
-def canary(run: RunPolicy) -> Question:
-    """A question that no one asked, with a picture where the run takes one, to see whether an adapter changes anything."""
-    gradient = [Image.linear_gradient("L").resize((112, 112)).convert("RGB")] * processors.sees(run.processor)
-    chat = [{"role": "system", "content": run.card.system_prompt}, {"role": "user", "content": "What is this?"}]
-    return Question(run, Sample("canary", chat, [dataset.fit(picture, run.processor, run.config) for picture in gradient], ""), 1, 0.0)
 
 
 def _system(run: RunPolicy, how: How) -> str:

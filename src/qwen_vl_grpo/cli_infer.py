@@ -114,9 +114,10 @@ def serve(
     debug: Debug = False,
 ) -> None:
     """Serve runs as models of an OpenAI-compatible vLLM server on 127.0.0.1, with a key."""
-    from qwen_vl_grpo import checks, environment, hardware, registry
+    from qwen_vl_grpo import checks, environment, hardware, registry, vllm_server
 
     show_log()
+    vllm_server.refuse_unsafe(os.environ)
     found = registry.select(",".join(run_ids))
     for card, run_dir in found:
         registry.checkpoint_folder(card, run_dir)
@@ -125,13 +126,14 @@ def serve(
     hardware.quiet_libraries()
     from qwen_vl_grpo import loading, serving
 
-    serving.refuse_unsafe(os.environ)
-    command = serving.command([loading.load(card, run_dir) for card, run_dir in found], port)
-    environment, key = serving.environment(os.environ)
-    print(f"http://127.0.0.1:{port}/v1, models: {', '.join(card.run_id for card, _ in found)}", file=sys.stderr)
-    print(f"key: in {key}" if key else "key: that of VLLM_API_KEY", file=sys.stderr)
-    print("pictures come as data: URLs; a run's system prompt (grpo runs show RUN_ID) is the client's to send", file=sys.stderr, flush=True)
-    os.execve(command[0], command, environment)  # noqa: S606 - an argument list of our own
+    runs = [loading.load(card, run_dir) for card, run_dir in found]
+    key = serving.settle(os.environ)
+    said = (
+        f"http://127.0.0.1:{port}/v1, models: {', '.join(card.run_id for card, _ in found)}",
+        f"key: in {key}" if key else "key: that of VLLM_API_KEY",
+        "pictures come as data: URLs; a run's system prompt (grpo runs show RUN_ID) is the client's to send",
+    )
+    serving.serve(runs, port, lambda: print("\n".join(said), file=sys.stderr, flush=True))
 
 
 def _drawing_backend(cards: Sequence[RunCard], backend: Any) -> Any:

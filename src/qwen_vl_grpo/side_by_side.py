@@ -130,7 +130,7 @@ class SideBySide:
             self._loaded.append((backend, group))
             for run in group:
                 if run.has_adapter:
-                    backend.check(run, answering.canary(run))
+                    backend.check(run, loading.canary(run))
         self._picked = run_ids
 
     def _seen(self, run: RunPolicy, model: Any, made: Sequence[Record], items: Sequence[Item]) -> list[Side]:
