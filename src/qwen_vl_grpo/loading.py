@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from safetensors import safe_open
 from transformers import AutoConfig, GenerationConfig
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # pyright: ignore[reportPrivateImportUsage]
@@ -209,6 +210,13 @@ def _check_base(run: RunPolicy, family: str) -> None:
             f"run_id {run.run_id}: it was trained with a {type(run.processor).__name__} and {run.base} is of the family {family}, so its "
             "adapter is for another model"
         )
+
+
+def canary(run: RunPolicy) -> Question:
+    """A question that no one asked, with a picture where the run takes one, to see whether an adapter changes anything."""
+    gradient = [Image.linear_gradient("L").resize((112, 112)).convert("RGB")] * processors.sees(run.processor)
+    chat = [{"role": "system", "content": run.card.system_prompt}, {"role": "user", "content": "What is this?"}]
+    return Question(run, Sample("canary", chat, [dataset.fit(picture, run.processor, run.config) for picture in gradient], ""), 1, 0.0)
 
 
 def groups(runs: Sequence[RunPolicy]) -> list[list[RunPolicy]]:
