@@ -93,7 +93,7 @@ def _asked(
     run = policy_of(config)
     with closing(_start(run, samples.values(), answering.choose_backend(backend), config.evaluation.batch_size)) as started:
         if run.has_adapter:
-            started.check(run, answering.canary(run))
+            started.check(run, loading.canary(run))
         first = Question(run, next(iter(samples.values())), config.max_completion_length, config.temperature)
         places: dict[int, str] = {}
 
