@@ -38,7 +38,7 @@ def infer(
     run_id: Runs,
     prompt: Annotated[str | None, typer.Option("--prompt", help="The question; with --input, for rows without one.")] = None,
     image_path: Annotated[list[str] | None, typer.Option("--image_path", help="A picture: a file or a URL. Repeatable.")] = None,
-    video_path: Annotated[list[str] | None, typer.Option("--video_path", help="A clip: a file. Repeatable.")] = None,
+    video_path: Annotated[list[str] | None, typer.Option("--video_path", help="A clip: a file or a URL. Repeatable.")] = None,
     batch: Annotated[str | None, typer.Option("--input", help="Many questions: JSONL, CSV, OpenAI batch, a folder of pictures.")] = None,
     output: Annotated[
         Path | None,
@@ -50,7 +50,7 @@ def infer(
     top_p: Annotated[float, typer.Option("--top_p", min=0.01, max=1.0, help="Sample from the likeliest tokens of this share.")] = 1.0,
     backend: Backend = "auto",
     batch_size: Annotated[int, typer.Option("--batch_size", min=1, help="Answers that transformers writes at once.")] = 8,
-    allow_private_urls: Annotated[bool, typer.Option("--allow_private_urls", help="Fetch pictures from private addresses, too.")] = False,
+    allow_private_urls: Annotated[bool, typer.Option("--allow_private_urls", help="Fetch from private addresses, too.")] = False,
     retry_errors: Annotated[bool, typer.Option("--retry_errors", help="Ask again what could not be asked or drawn the last time.")] = False,
     draw: Annotated[bool, typer.Option("--draw", help="Draw each answer, too, with the renderer of the run that gave it.")] = False,
     picture_dir: Annotated[
@@ -71,13 +71,9 @@ def infer(
         raise DataError("--picture_dir is where --draw puts pictures; add --draw, or leave it out")
     if batch is None:
         opened = [fetching.picture(source, allow_private=allow_private_urls) for source in image_path or ()]
-        if video_path:
-            from qwen_vl_grpo import footage
-
-            for path in video_path:  # what is no clip is named before a model is loaded
-                footage.probe(path)
+        clips = [fetching.clip(source, allow_private=allow_private_urls) for source in video_path or ()]
         chat = [{"role": "user", "content": prompt}]
-        asked = items.Batch([items.Item("prompt", chat, image_path or [], opened=opened, videos=video_path or [])])
+        asked = items.Batch([items.Item("prompt", chat, image_path or [], opened=opened, videos=video_path or [], clips=clips)])
     else:
         asked = items.read(batch, prompt)
     show_log()

@@ -146,4 +146,4 @@ class SideBySide:
 def _opened(item: Item, how: answering.How) -> Item:
     """An item with its pictures, which are asked with, shown and edited; or with what is wrong with them."""
     found = answering.opened_of(item, how)
-    return replace(item, error=str(found)) if isinstance(found, DataError) else replace(item, opened=found)
+    return replace(item, error=str(found)) if isinstance(found, DataError) else found
