@@ -238,6 +238,16 @@ class RunCard(BaseModel):
     finished: str | None = None
     error: str | None = None
 
+    @property
+    def watches(self) -> bool:
+        """Whether it learned from clips; what an older card does not say, its task tells."""
+        return self.preprocessing.get("clips", self.task in ("video_actions", "video_grounding"))
+
+    @property
+    def blank(self) -> str:
+        """What it was shown to find out what it knows without looking (`evaluation.blind`)."""
+        return "a blank clip" if self.watches else "a white picture"
+
 
 class Listed(BaseModel):
     """What a list of runs shows of a card. Reading no more takes half the time, which counts with a thousand of them."""

@@ -220,7 +220,7 @@ class EvaluationSection(Section):
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Sample these from the likeliest tokens that make up this share; rollouts always sample from all tokens."""
     blind: bool = True
-    """After training, also answer with a white picture: a policy that looks falls to chance."""
+    """After training, also answer with white pictures and clips: a policy that looks falls to chance."""
     without_adapter: bool = False
     """After training, also score with the LoRA adapter switched off: what is lost again is what GRPO taught it."""
     batch_size: int = Field(default=64, ge=1)

@@ -218,7 +218,7 @@ def _card(config: RunConfig, prepared: Prepared) -> RunCard:
         preprocessing=reads | {
             "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest(),
             "attn_implementation": policy.attention(config), "dtype": str(policy.weight_dtype(config)).removeprefix("torch."),
-            "layers_recomputed": prepared.recomputed,
+            "layers_recomputed": prepared.recomputed, "clips": bool({"videos", dataset.AS_CLIPS} & set(rows.column_names)),
         },
         parent=_parent(config),
         created=registry.now(),
