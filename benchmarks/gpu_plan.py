@@ -24,7 +24,7 @@ import torch
 from benchmarks import gpu_rig
 from benchmarks.gpu_rig import FOLDER
 from benchmarks.phases import LEARN, Phases
-from qwen_vl_grpo import assembly, dataset, footprint, hardware, parity, planning, pruning, shapes
+from qwen_vl_grpo import assembly, dataset, footprint, hardware, parity, planning, pruning, shapes, storage
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.footprint import GIB, Prompt
 from qwen_vl_grpo.planning import Fit
@@ -88,8 +88,11 @@ def predict(config: RunConfig, gib: float) -> tuple[Fit, dict[str, Any]]:
     fit = planning.plan(config, [("this card", gib)], PROMPT).cards[0]
     config = planning.settled(config, shapes.of(config), PROMPT, gib)
     held = footprint.measure(config, shapes.of(config), PROMPT)
-    peak = footprint.torch_peak(held, config, gib * GIB)
-    return fit, {"in use": fit.phases, "allocated by torch at most": round(peak / GIB, 2), "layers recomputed": fit.recomputed}
+    sizes = {
+        "allocated by torch at most": footprint.torch_peak(held, config, gib * GIB), "host": sum(storage.host(config, held, True).values()),
+        "checkpoint": storage.disk(config, shapes.of(config), held).checkpoint,
+    }  # fmt: skip
+    return fit, {"in use": fit.phases, "layers recomputed": fit.recomputed} | {name: round(size / GIB, 2) for name, size in sizes.items()}
 
 
 def alone(size: str, name: str, path: Path) -> dict[str, Any]:
@@ -114,8 +117,9 @@ def compared(predicted: dict[str, Any], measured: dict[str, Any], held: float) -
         return measured
     measured["in use"] = {phase: round(gib - held, 2) for phase, gib in measured["in use"].items()}
     ratios = {phase: round(gib / predicted["in use"][phase], 3) for phase, gib in measured["in use"].items()}
-    torch_peak = max(measured["allocated by torch"].values(), default=0.0)
-    ratios["allocated by torch at most"] = round(torch_peak / predicted["allocated by torch at most"], 3)
+    others = {"allocated by torch at most": max(measured["allocated by torch"].values(), default=0.0), "host": measured["host"]["at most"]}
+    others |= {"checkpoint": measured["checkpoint"]} if measured["checkpoint"] else {}
+    ratios |= {name: round(gib / predicted[name], 3) for name, gib in others.items()}
     return {"measured": measured, "held by others": round(held, 2), "measured / predicted": ratios}
 
 

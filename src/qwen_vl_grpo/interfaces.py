@@ -217,6 +217,8 @@ class RunCard(BaseModel):
     system_prompt: str = ""
     preprocessing: dict[str, Any] = {}
     metrics: dict[str, Any] = {}
+    plan: dict[str, Any] = {}
+    """Figure -> what the plan predicted before the run, what the run measured, and their ratio (hindsight.py)."""
     checkpoint: str | None = None
     """Folder of the final weights, relative to the run's folder."""
     checkpoint_files: dict[str, str] = {}

@@ -49,11 +49,11 @@ def text(plan: Plan) -> str:
 
 
 def documented(plan: Plan) -> dict[str, float]:
-    """Our figures for the parts that the documentation names, in GB of 10**9 bytes."""
+    """Our figures for the parts that the documentation names, in GB of 10**9 bytes; its card is large enough to keep every layer."""
     held, drawing = plan.footprint, plan.drawing
     policy = held.weights + held.adapter + held.optimizer + held.gradients
     parts, picture = (drawing.renderer, drawing.one) if drawing else ({}, 0)
-    ours = {"policy": policy, "DiT": parts.get("transformer", 0), "pipeline": sum(parts.values()) + picture, "activations": held.backward}
+    ours = {"policy": policy, "DiT": parts.get("transformer", 0), "pipeline": sum(parts.values()) + picture, "activations": plan.kept}
     return {part: size / 1e9 for part, size in ours.items()}
 
 
@@ -82,7 +82,7 @@ def _drawn(plan: Plan) -> list[str]:
         lines.append(f"renderer ({_where(drawing, 'renderer')}), GiB: {parts}; a picture while it is drawn {drawing.one / GIB:.2f}")
     if drawing.judge:
         lines.append(f"judge ({_where(drawing, 'judge')}), GiB: {drawing.judge / GIB:.2f}")
-    if "transformer" in drawing.renderer:
+    if "transformer" in drawing.renderer and "text_encoder" not in drawing.renderer:  # Qwen-Image, whose text encoder is the policy
         rows = ", ".join(f"{part} {DOCUMENTED[part]} and {size:.1f}" for part, size in documented(plan).items())
         lines.append(f"the documented rows and ours, GB: {rows}")
     return lines + [f"not counted, for its size is not known here: {name}" for name in drawing.unknown]

@@ -195,7 +195,7 @@ def refuse(config: RunConfig, card_memory_gib: float) -> None:
 
     A model whose shapes are not known is let through: vLLM makes the same check once it is loaded.
     """
-    if not footprint.has_engine(config) or _sharded(config):
+    if not footprint.has_engine(config) or sharded(config):
         return
     try:
         measured = footprint.measure(config, shapes.of(config))
@@ -225,7 +225,7 @@ def refuse_tight(config: RunConfig, card_memory_gib: float, longest: int) -> Non
 
     The prompt counts as all text, the least that it can cost, since a run that would have fitted must not be refused.
     """
-    if _sharded(config):
+    if sharded(config):
         return
     fit = plan(config, [("this card", card_memory_gib)], Prompt(text=longest, pictures=0)).cards[0]
     if not fit.fits:
@@ -237,7 +237,7 @@ def refuse_tight(config: RunConfig, card_memory_gib: float, longest: int) -> Non
 
 def refuse_occupied(config: RunConfig, card_memory_gib: float, held_gib: float, processes: Sequence[int] = ()) -> None:
     """Raise HardwareError in one sentence if what other processes hold of the card leaves too little for the exact counts of `refuse`."""
-    if held_gib < IDLE or _sharded(config):
+    if held_gib < IDLE or sharded(config):
         return
     try:
         trainer = footprint.measure(config, shapes.of(config)).resident / GIB + CONTEXT / GIB
@@ -269,7 +269,7 @@ def named(card: str) -> tuple[str, float]:
     return f"{gib:g} GiB", gib
 
 
-def _sharded(config: RunConfig) -> bool:
+def sharded(config: RunConfig) -> bool:
     """Whether a card holds only a part of the trainer or of the engine."""
     launched = any(os.environ.get(f"ACCELERATE_USE_{kind}") == "true" for kind in ("DEEPSPEED", "FSDP"))
     return launched or any(config.trl.get(key) for key in ("deepspeed", "fsdp")) or config.trl.get("vllm_tensor_parallel_size", 1) > 1

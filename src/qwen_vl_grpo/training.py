@@ -22,11 +22,13 @@ from qwen_vl_grpo import (
     evaluation,
     gallery,
     hardware,
+    hindsight,
     licences,
     parity,
     policy,
     processors,
     proof,
+    pruning,
     publishing,
     ranks,
     registry,
@@ -39,6 +41,7 @@ from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.identity import digest
 from qwen_vl_grpo.interfaces import Generate, RunCard, Sample
 from qwen_vl_grpo.ledger import Every, Ledger
+from qwen_vl_grpo.peaks import Peaks
 from qwen_vl_grpo.rescue import Rescue, Terminated, in_one_sentence
 from qwen_vl_grpo.saves import Saves
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
@@ -60,7 +63,7 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
     held = attempts.hold(run_dir)
     checkpoint = ranks.first(lambda: checkpoints.newest_whole(run_dir))
     step = checkpoints.step_of(checkpoint) if checkpoint else 0
-    card = attempts.begin(card, run_dir, step)
+    card, peaks = attempts.begin(_foreseen(card, config, prepared), run_dir, step), Peaks(hardware.occupied(hardware.detect())[0])
     registry.write(card, run_dir)
     if hardware.is_main_process():
         (run_dir / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
@@ -84,12 +87,13 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
             log.info("starts from the weights of run %s, %s", parent[0].run_id, parent[1].name)
             trainer.start_from(parent[1])
         rescue.watch(trainer)
+        trainer.add_callback(peaks)
         tracking.take_up(trainer, written)
         if config.registry.push == "save":
             trainer.add_callback(Saves(lambda step: _publish_save(card, config, run_dir, step)))
         log.info("what learns:\n%s", policy.table(policy.trainable_parts(trainer.model)))
         _train_and_score(config, prepared, trainer, ledger, card, checkpoint)
-        card = attempts.end(_finish(card, config, trainer, run_dir, exam), "finished", trainer.state.global_step)
+        card = attempts.end(_finish(card, config, trainer, run_dir, exam, peaks), "finished", trainer.state.global_step)
         registry.write(card, run_dir)
         tracking.refer(card, run_dir)
         answer_tables.evaluation(card, run_dir)
@@ -252,11 +256,22 @@ def _exam(config: RunConfig, prepared: Prepared, trainer: VisionGRPOTrainer, run
     return proof.Exam(model, prepared.processor, samples, run_dir, config.max_completion_length)
 
 
-def _finish(card: RunCard, config: RunConfig, trainer: VisionGRPOTrainer, run_dir: Path, exam: proof.Exam | None) -> RunCard:
-    finished: dict[str, Any] = {"state": "finished", "finished": registry.now(), "proof": exam.record() if exam else {}}
+def _foreseen(card: RunCard, config: RunConfig, prepared: Prepared) -> RunCard:
+    machine, longest, shown = hardware.detect(), max(prepared.rows["prompt_tokens"]), any(prepared.rows["picture_ids"])
+    memory = hardware.memory_gib(machine)
+    return card.model_copy(update={"plan": hindsight.predict(config, machine, memory, longest, shown, prepared.recomputed)})
+
+
+def _finish(card: RunCard, config: RunConfig, trainer: VisionGRPOTrainer, run_dir: Path, exam: proof.Exam | None, peaks: Peaks) -> RunCard:
+    checkpoint = f"checkpoint-{trainer.state.global_step}"
+    measured = peaks.found(getattr(trainer, "vllm_generation", None)) | {hindsight.CHECKPOINT: pruning.size(run_dir / checkpoint) / 2**30}
+    plan = hindsight.compare(card.plan, measured)
+    if plan:
+        log.info(hindsight.text(plan))
+    finished: dict[str, Any] = {"state": "finished", "finished": registry.now(), "proof": exam.record() if exam else {}, "plan": plan}
     if exam and not finished["proof"]["changed"]:
         log.warning("training changed no answer: the policy answers %d items as its base does, token for token", len(exam.samples))
-    return card.model_copy(update=finished | _kept(card, config, run_dir, f"checkpoint-{trainer.state.global_step}"))
+    return card.model_copy(update=finished | _kept(card, config, run_dir, checkpoint))
 
 
 def _kept(card: RunCard, config: RunConfig, run_dir: Path, checkpoint: str) -> dict[str, Any]:
