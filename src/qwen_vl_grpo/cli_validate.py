@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import typer
 
-from qwen_vl_grpo.cli_flags import Config, Debug, Overrides, load
+from qwen_vl_grpo.cli_flags import AsJson, Config, Debug, Overrides, load
+
+SHOWN = 20
+"""Sentences of a kind on the terminal; --json has all."""
 
 
-def validate(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = None, debug: Debug = False) -> None:
+def validate(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Look at all the data of a run: rows, tokens, answers and rewards, and one prompt as the policy sees it; exit code 1 on faults."""
     from qwen_vl_grpo import config as configs
     from qwen_vl_grpo import hardware, tasks
@@ -19,10 +25,17 @@ def validate(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = N
     from qwen_vl_grpo import validation
 
     found = validation.validate(run)
-    print("\n".join([*found.said, f"a step: {step}"]))
-    for fault in found.faults[:20]:
-        print(f"fault: {fault}")
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found) | {"step": step}, indent=2))
+    else:
+        print(
+            "\n".join([*found.said, f"a step: {step}", *_listed("doubt", found.doubts), *(_listed("fault", found.faults) or ["no faults"])])
+        )
     if found.faults:
-        print(f"{len(found.faults)} faults" + ", the first 20 above" * (len(found.faults) > 20))
         raise typer.Exit(1)
-    print("no faults")
+
+
+def _listed(kind: str, sentences: list[str]) -> list[str]:
+    """The first sentences, and how many there are; nothing where there are none."""
+    many = f", the first {SHOWN} above" * (len(sentences) > SHOWN)
+    return [*(f"{kind}: {said}" for said in sentences[:SHOWN]), f"{len(sentences)} {kind}s{many}"] if sentences else []

@@ -10,7 +10,7 @@ import io
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache as once
 from functools import partial
@@ -164,7 +164,7 @@ def _write(entry: Path, raw: Sequence[tuple[int, Any]], job: Callable[[int], _Pr
     writer = cache.Writer(entry)
     try:
         made = processes.each(job, len(raw), workers)
-        for (number, _), (sample, pictures, reason, odd) in zip(raw, _progress(made, len(raw), f"preparing {split}"), strict=True):
+        for (number, _), (sample, pictures, reason, odd) in zip(raw, processes.progress(made, len(raw), f"preparing {split}"), strict=True):
             if reason:
                 faults.append((number, *reason))
             else:
@@ -336,9 +336,3 @@ def _dataset(samples: sources.Rows) -> datasets.Dataset:
 
 def _is_picture(value: Any) -> bool:
     return isinstance(value, Image.Image) or (isinstance(value, dict) and set(value) == {"bytes", "path"})
-
-
-def _progress(items: Iterator[Any], count: int, what: str) -> Iterator[Any]:
-    from rich.progress import track
-
-    return iter(track(items, what, total=count, disable=count < processes.FEW, transient=True))

@@ -53,8 +53,7 @@ def probe(config: RunConfig, count: int, backend: answering.BackendName = "auto"
     """
     task = tasks.build(config.task)
     weighted = tasks.rewards(task, config)
-    unsorted = config.data.model_copy(update={"filter": None, "curriculum": "none"})
-    rows = splits.load(config.model_copy(update={"data": unsorted}), task, policy.load_processor(config)).train
+    rows = splits.load(solve_rates.unsorted(config), task, policy.load_processor(config)).train
     samples = {solve_rates.row_key(sample.columns): sample for sample in dataset.to_samples(rows)}
     if task.judge("", next(iter(samples.values()))).correct is None:
         raise DataError(

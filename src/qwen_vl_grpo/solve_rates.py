@@ -54,6 +54,11 @@ def by_row(records: Iterable[Record]) -> dict[str, Record]:
     return {record["row"]: record for record in records}
 
 
+def keys(rows: Any) -> list[str]:
+    """The row_key of each row of a prepared part."""
+    return [row_key(row) for row in rows.select_columns(["prompt", "answer", "picture_ids"])]
+
+
 def row_key(row: Mapping[str, Any]) -> str:
     """What makes a prepared row the same row."""
     asked = _bare([row["prompt"], row["answer"], row["picture_ids"]])
@@ -67,15 +72,20 @@ def _bare(value: Any) -> Any:
     return [_bare(inner) for inner in value] if isinstance(value, list) else value
 
 
+def unsorted(config: RunConfig) -> RunConfig:
+    """The config of the same run that trains on every row."""
+    return config.model_copy(update={"data": config.data.model_copy(update={"filter": None, "curriculum": "none"})})
+
+
 def refuse(config: RunConfig) -> None:
     """Raise DataError if a config needs a probe that nobody has made; reads no row."""
     if config.data.uses_probe and not place(config).is_file():
         raise DataError(f"{_key(config)}: {_command(config)}")
 
 
-def chosen(rows: Iterable[Mapping[str, Any]], config: RunConfig) -> list[int]:
+def chosen(keys: Sequence[str], config: RunConfig) -> list[int]:
     """The places of the rows that a config trains on, in its order; raises DataError for rows that were not probed, or if none is left."""
-    records, keys = read(place(config)), [row_key(row) for row in rows]
+    records = read(place(config))
     if missing := sum(key not in records for key in keys):
         raise DataError(f"{_key(config)}: {missing} of {len(keys)} rows have no solve rate; {_command(config)}")
     rates = [records[key]["solve_rate"] for key in keys]

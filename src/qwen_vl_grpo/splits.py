@@ -41,8 +41,7 @@ def load(config: RunConfig, task: Task, processor: Any) -> Parts:
     parts = _cut(config, task, processor)
     if not config.data.uses_probe:
         return parts
-    asked: Any = parts.train.select_columns(["prompt", "answer", "picture_ids"])
-    places = solve_rates.chosen(asked, config)
+    places = solve_rates.chosen(solve_rates.keys(parts.train), config)
     log.info("%d of %d rows are trained on, by the solve rates in %s", len(places), len(parts.train), solve_rates.place(config))
     return replace(parts, train=parts.train.select(places))
 

@@ -9,6 +9,7 @@ from qwen_vl_grpo import solve_rates
 from qwen_vl_grpo.errors import ConfigError, DataError
 
 ROWS = [{"prompt": [{"role": "user", "content": f"{n}?"}], "answer": str(n), "picture_ids": []} for n in range(5)]
+KEYS = [solve_rates.row_key(row) for row in ROWS]
 RATES = (0.5, 0.0, 1.0, 0.9, 0.1)
 
 
@@ -20,7 +21,7 @@ def stored(config_of):
         config = config_of(**changes)
         path = solve_rates.place(config)
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [{"row": solve_rates.row_key(row), "solve_rate": rate} for row, rate in zip(ROWS, rates, strict=False)]
+        lines = [{"row": key, "solve_rate": rate} for key, rate in zip(KEYS, rates, strict=False)]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"row": "half', encoding="utf-8")
         return config
 
@@ -37,7 +38,7 @@ def stored(config_of):
     ],
 )
 def test_rows_are_chosen_and_ordered_by_how_often_they_are_solved(stored, data, places):
-    assert solve_rates.chosen(ROWS, stored(data=data)) == places
+    assert solve_rates.chosen(KEYS, stored(data=data)) == places
 
 
 def test_a_config_whose_probe_is_missing_is_refused_with_the_command(config_of):
@@ -50,12 +51,12 @@ def test_a_config_whose_probe_is_missing_is_refused_with_the_command(config_of):
 
 def test_rows_that_were_not_probed_are_counted(stored):
     with pytest.raises(DataError, match="2 of 5 rows have no solve rate; measure them"):
-        solve_rates.chosen(ROWS, stored(RATES[:3], data={"filter": [0, 1]}))
+        solve_rates.chosen(KEYS, stored(RATES[:3], data={"filter": [0, 1]}))
 
 
 def test_a_filter_that_leaves_nothing_says_what_there_is(stored):
     with pytest.raises(DataError, match=r"\[0\.6, 0\.8\]: leaves none of 5 rows, whose solve rates are 0 to 1"):
-        solve_rates.chosen(ROWS, stored(data={"filter": [0.6, 0.8]}))
+        solve_rates.chosen(KEYS, stored(data={"filter": [0.6, 0.8]}))
 
 
 @pytest.mark.parametrize(
