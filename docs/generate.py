@@ -16,8 +16,8 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS.parent / "src"), str(DOCS.parent)]
 
-from docs import reward_logic, reward_logic_video  # noqa: E402 - the line above makes it importable
-from qwen_vl_grpo import (  # noqa: E402  # noqa: E402
+from docs import reward_hacks, reward_logic, reward_logic_video  # noqa: E402 - the line above makes it importable
+from qwen_vl_grpo import (  # noqa: E402
     cli,
     config,
     footprint,
@@ -331,6 +331,7 @@ PAGES = {
     "planning.md": planning,
     "sample_outputs/model_card.md": sample_card,
     "reward_logic.md": lambda: reward_logic.page(NOTICE),
+    "reward_hacks.md": lambda: reward_hacks.page(NOTICE),
     "reward_logic_video.md": lambda: reward_logic_video.page(NOTICE),
 }
 
