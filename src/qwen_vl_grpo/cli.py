@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from qwen_vl_grpo import __version__, cli_compare, cli_doctor, cli_infer, cli_publish, cli_runs, cli_studio
-from qwen_vl_grpo.cli_flags import AsJson, Debug, heed, show_log
+from qwen_vl_grpo import __version__, cli_compare, cli_doctor, cli_infer, cli_launch, cli_publish, cli_runs, cli_studio
+from qwen_vl_grpo.cli_flags import AsJson, Debug, load_run, refuse_early, show_log
 from qwen_vl_grpo.errors import GrpoError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -24,6 +24,7 @@ app.command()(cli_compare.compare)
 app.command()(cli_doctor.doctor)
 app.command()(cli_infer.infer)
 app.command()(cli_infer.serve)
+app.command()(cli_launch.launch)
 app.command()(cli_publish.publish)
 app.command()(cli_studio.studio)
 
@@ -58,7 +59,7 @@ def train(
     from qwen_vl_grpo import config as configs
     from qwen_vl_grpo import data_places, hardware, registry
 
-    run = _load(config, overrides)
+    run = load_run(config, overrides)
     if run.init_from:  # an alias may stand for another run by the time this one is resumed
         run = run.model_copy(update={"init_from": registry.actual(run.init_from)})
     arithmetic = configs.arithmetic(run)
@@ -75,7 +76,7 @@ def train(
     if seeds:
         _train_group(run, seeds, resume, debug)
         return
-    _refuse_early(run, resume)
+    refuse_early(run, resume)
     hardware.quiet_libraries()
     show_log()
     from qwen_vl_grpo import training
@@ -89,7 +90,7 @@ def prepare(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = No
     """Check and size the rows of a run once, keep them in the cache, and say what was kept and what dropped, and why."""
     from qwen_vl_grpo import hardware, tasks
 
-    run = _load(config, overrides)
+    run = load_run(config, overrides)
     task = tasks.build(run.task)
     hardware.quiet_libraries()
     show_log(sys.stdout)
@@ -107,7 +108,7 @@ def validate(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = N
     from qwen_vl_grpo import config as configs
     from qwen_vl_grpo import hardware, tasks
 
-    run = _load(config, overrides)
+    run = load_run(config, overrides)
     step = configs.elsewhere(run)
     tasks.build(run.task)
     hardware.quiet_libraries()
@@ -137,7 +138,7 @@ def plan(
     from qwen_vl_grpo import config as configs
     from qwen_vl_grpo import hardware, planning
 
-    run = _load(config, overrides)
+    run = load_run(config, overrides)
     configs.elsewhere(run)
     cards = [planning.named(card)] if card else list(planning.CARDS.values())
     machine = hardware.detect()
@@ -191,55 +192,15 @@ def main(arguments: list[str] | None = None) -> None:
         raise
 
 
-def _load(config: str, overrides: list[str] | None) -> Any:
-    """The run config of a file, with its names known and what they name fit for each other; raises ConfigError, DataError."""
-    from qwen_vl_grpo import config as configs
-    from qwen_vl_grpo import dataset_registry, tasks
-
-    run = configs.load(config, overrides or ())
-    dataset_registry.check(run)
-    if ".py:" not in run.task.name:  # a config is read without running anyone's code
-        tasks.build(run.task)
-    if run.renderer or run.judge:
-        from qwen_vl_grpo import rendered_parts
-
-        rendered_parts.check_names(run.renderer, run.judge)
-        rendered_parts.check_fit(run.task.name, run.renderer, run.judge)
-    return run
-
-
 def _train_group(run: Any, count: int, resume: bool, debug: bool) -> None:
     """Train one run a seed, each by this same command, and say how their scores spread."""
     from qwen_vl_grpo import seeds
 
     todo = seeds.left(run, count, resume)
     for first, begun in todo[:1]:
-        _refuse_early(first, begun)
+        refuse_early(first, begun)
     show_log()
     print(seeds.text(seeds.train(run, count, todo, debug)))
-
-
-def _refuse_early(run: Any, resume: bool) -> None:
-    """Everything that can be refused without torch."""
-    from qwen_vl_grpo import attempts, checks, data_places, environment, hardware, planning, publishing, registry, rewards, tasks, tracking
-
-    if resume:
-        attempts.resumable(run)
-    else:
-        registry.refuse_existing(run)
-        attempts.parent(run)
-    task = tasks.build(run.task)
-    for entry in run.rewards:
-        if ".py:" not in entry.function and entry.function not in task.own_rewards:
-            rewards.find(entry.function)
-    machine = hardware.detect()
-    heed(checks.quick(run, machine) + environment.settle(machine, run))
-    if not run.allow_tight_memory and (memory := hardware.memory_gib(machine)):
-        planning.refuse(run, memory)
-        planning.refuse_occupied(run, memory, *hardware.occupied(machine))
-    tracking.refuse(run)
-    publishing.refuse(run)
-    data_places.find(run)
 
 
 def _load_env_file() -> None:
