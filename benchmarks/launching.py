@@ -200,7 +200,7 @@ def stop(number: signal.Signals) -> Callable[[Bench], tuple[bool, str]]:
         asked = bench.folder / "requeued"
         requeued = asked.read_text().strip() if asked.exists() else ""
         resumed = bench.resumed(run_id)
-        steps = [line["step"] for line in attempts.metrics(bench.folder / "runs" / run_id)]
+        steps = [line["step"] for line in attempts.metrics(bench.folder / "runs" / run_id) if "reward" in line]
         held = code == (130 if number == signal.SIGINT else 143) and took < 5 and whole and card["state"] == "interrupted"
         held = held and resumed and steps == [1, 2, 3, 4] and (requeued == "requeue 17") == (number == signal.SIGUSR1)
         return held, f"exit code {code}, {card['state']}, kept {card['checkpoint']}, {requeued or 'not requeued'}, resumed {resumed}"

@@ -30,7 +30,7 @@ STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 GRACE = 8
 """Seconds that a rank has to end once another one is gone: torchrun's own 30 would keep cards busy that wait for nobody."""
 HEARTBEAT, LAST_WORDS = 1.0, 30
-"""Seconds between two looks for the launcher, and what a rank may still take to save where it is gone."""
+"""Seconds between two looks for the launcher, and what a rank may take to save and leave where it is gone or has failed."""
 POLL = 0.1
 
 
@@ -124,17 +124,19 @@ def log_of(folder: Path, rank: int | str) -> Path:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process of this user's is there."""
+    """Whether a process of this user's runs; one that only waits for its parent to ask what became of it does not."""
     try:
         os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:  # no /proc here, or gone just now, which the next look will tell
+        return True
     except OSError:
         return False
-    return True
 
 
 def _until_the_end(process: subprocess.Popen[bytes], records: Path, asked: Sequence[int], show: Callable[[], None]) -> None:
-    """Until launcher and ranks are gone: each rank is told each signal once, and has GRACE seconds after the second one, after its own
-    end, and after its launcher's."""
+    """Until launcher and ranks are gone: each rank is told each signal once, and has GRACE seconds after the second one and after its
+    launcher's end, and LAST_WORDS after its own failure."""
     told: dict[int, int] = {}
     deadline = None
     while True:
@@ -155,7 +157,7 @@ def _until_the_end(process: subprocess.Popen[bytes], records: Path, asked: Seque
                 _send(os.kill, rank["pid"], signal.SIGTERM)
         if process.poll() is not None or len(asked) > 1:
             deadline = deadline or time.monotonic() + GRACE
-        stuck = [rank for rank in ranks if time.time() - rank.get("ended", time.time()) > GRACE]
+        stuck = [rank for rank in ranks if rank.get("code") and time.time() - rank["ended"] > LAST_WORDS]
         for rank in ranks if deadline and time.monotonic() > deadline else stuck:
             _send(os.killpg, rank["group"], signal.SIGKILL)
         time.sleep(POLL)
@@ -188,8 +190,8 @@ def _outcome(ranks: Sequence[dict[str, Any]], logs: Logs, returned: int, asked: 
     stopped = {int(pid) for pid in CLOSED.findall(said)}
     died = {int(pid): (int(rank), int(code)) for rank, code, pid in FAILED.findall(said)}
     ends = {rank["pid"]: rank for rank in ranks}
-    failed = [pid for pid in ends.keys() | died.keys() if pid not in stopped and (died.get(pid) or ends[pid].get("code", 1))]
-    if returned == 0 and not any(rank.get("code") for rank in ranks):
+    failed = [pid for pid in ends.keys() | died.keys() if pid not in stopped and ends.get(pid, {}).get("code", 1)]
+    if all(rank.get("code") == 0 for rank in ranks) and (ranks or returned == 0):
         return Outcome(0)
     if asked and not any(ends.get(pid, {}).get("kind") for pid in failed):
         return Outcome(STOPPED[asked[0] != signal.SIGINT], f"asked to stop by {signal.Signals(asked[0]).name}", asked=asked)
