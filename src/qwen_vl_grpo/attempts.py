@@ -126,6 +126,19 @@ def end(card: RunCard, state: str, step: int) -> RunCard:
     return card.model_copy(update={"attempts": [*card.attempts[:-1], last]})
 
 
+def died(run_dir: Path, reason: str) -> None:
+    """Put on record why the processes of a run ended, which a process that is killed cannot say: on its card and in its log."""
+    card = registry.read(run_dir)
+    if card.state == "running":
+        lines = [line["step"] for line in metrics(run_dir) if line.get("attempt") == len(card.attempts)]
+        card = end(card, "failed", max([card.attempts[-1]["last_step"], *lines]))
+        card = card.model_copy(update={"state": "failed", "finished": registry.now()})
+    past = [*card.attempts[:-1], card.attempts[-1] | {"reason": reason}]
+    registry.write(card.model_copy(update={"attempts": past, "error": card.error or reason}), run_dir)
+    with (run_dir / "training.log").open("a", encoding="utf-8") as file:
+        file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S},000 WARNING qwen_vl_grpo: {reason}\n")
+
+
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl in the order they were written, without one that a kill cut short."""
     path, lines = run_dir / "metrics.jsonl", []

@@ -20,13 +20,14 @@ from qwen_vl_grpo import (
     cli_compare,
     cli_doctor,
     cli_infer,
+    cli_launch,
     cli_probe,
     cli_publish,
     cli_runs,
     cli_studio,
     cli_validate,
 )
-from qwen_vl_grpo.cli_flags import AsJson, Config, Debug, Overrides, heed, load, show_log
+from qwen_vl_grpo.cli_flags import AsJson, Config, Debug, Overrides, load, refuse_early, show_log
 from qwen_vl_grpo.errors import GrpoError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -36,6 +37,7 @@ app.command()(cli_compare.compare)
 app.command()(cli_doctor.doctor)
 app.command()(cli_infer.infer)
 app.command()(cli_infer.serve)
+app.command()(cli_launch.launch)
 app.command()(cli_probe.probe)
 app.command()(cli_publish.publish)
 app.command()(cli_studio.studio)
@@ -86,7 +88,7 @@ def train(
     if seeds:
         _train_group(run, seeds, resume, debug)
         return
-    _refuse_early(run, resume)
+    refuse_early(run, resume)
     hardware.quiet_libraries()
     show_log()
     from qwen_vl_grpo import training
@@ -189,46 +191,9 @@ def _train_group(run: Any, count: int, resume: bool, debug: bool) -> None:
 
     todo = seeds.left(run, count, resume)
     for first, begun in todo[:1]:
-        _refuse_early(first, begun)
+        refuse_early(first, begun)
     show_log()
     print(seeds.text(seeds.train(run, count, todo, debug)))
-
-
-def _refuse_early(run: Any, resume: bool) -> None:
-    """Everything that can be refused without torch."""
-    from qwen_vl_grpo import (
-        attempts,
-        checks,
-        data_places,
-        environment,
-        hardware,
-        planning,
-        publishing,
-        registry,
-        rewards,
-        solve_rates,
-        tasks,
-        tracking,
-    )
-
-    if resume:
-        attempts.resumable(run)
-    else:
-        registry.refuse_existing(run)
-        attempts.parent(run)
-    task = tasks.build(run.task)
-    for entry in run.rewards:
-        if ".py:" not in entry.function and entry.function not in task.own_rewards:
-            rewards.find(entry.function)
-    machine = hardware.detect()
-    heed(checks.quick(run, machine) + environment.settle(machine, run))
-    if not run.allow_tight_memory and (memory := hardware.memory_gib(machine)):
-        planning.refuse(run, memory)
-        planning.refuse_occupied(run, memory, *hardware.occupied(machine))
-    tracking.refuse(run)
-    publishing.refuse(run)
-    solve_rates.refuse(run)
-    data_places.find(run)
 
 
 def _load_env_file() -> None:

@@ -1,4 +1,4 @@
-"""What every command has: its flags, its log on stderr, and a look at the machine."""
+"""What commands share: flags, the log on stderr, a run's config, and what is refused before a run costs anything."""
 
 from __future__ import annotations
 
@@ -49,3 +49,40 @@ def load(config: str, overrides: list[str] | None) -> Any:
         rendered_parts.check_names(run.renderer, run.judge)
         rendered_parts.check_fit(run.task.name, run.renderer, run.judge)
     return run
+
+
+def refuse_early(run: Any, resume: bool) -> None:
+    """Everything that can be refused without torch."""
+    from qwen_vl_grpo import (
+        attempts,
+        checks,
+        data_places,
+        environment,
+        hardware,
+        planning,
+        publishing,
+        registry,
+        rewards,
+        solve_rates,
+        tasks,
+        tracking,
+    )
+
+    if resume:
+        attempts.resumable(run)
+    else:
+        registry.refuse_existing(run)
+        attempts.parent(run)
+    task = tasks.build(run.task)
+    for entry in run.rewards:
+        if ".py:" not in entry.function and entry.function not in task.own_rewards:
+            rewards.find(entry.function)
+    machine = hardware.detect()
+    heed(checks.quick(run, machine) + environment.settle(machine, run))
+    if not run.allow_tight_memory and (memory := hardware.memory_gib(machine)):
+        planning.refuse(run, memory)
+        planning.refuse_occupied(run, memory, *hardware.occupied(machine))
+    tracking.refuse(run)
+    publishing.refuse(run)
+    solve_rates.refuse(run)
+    data_places.find(run)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import Trainer, TrainerCallback
 
-from qwen_vl_grpo import tracking
+from qwen_vl_grpo import hardware, tracking
 from qwen_vl_grpo.alarms import Watch
 from qwen_vl_grpo.errors import AlarmError
 
@@ -40,7 +42,12 @@ class Ledger(TrainerCallback):
         written = self.metrics_path.read_bytes() if self.metrics_path.is_file() else b""
         self._torn = "\n" if written and not written.endswith(b"\n") else ""  # a line that a kill cut short stays, by itself
         self.file = logging.FileHandler(run_dir / "training.log", encoding="utf-8")
-        self.file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        rank = "" if hardware.is_main_process() else f"rank {os.environ['RANK']} "
+        self.file.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {rank}%(name)s: %(message)s"))
+        if rank:
+            self.file.setLevel(logging.WARNING)  # the rest is what the main process says, too
+        else:
+            _newest(run_dir / "training.log")
         logging.getLogger().addHandler(self.file)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
@@ -142,6 +149,15 @@ class Bar(TrainerCallback):
         if self.display is not None:
             self.display.stop()
             self.display = None
+
+
+def _newest(path: Path) -> None:
+    """Let {output_dir}/training.log be this run's, for whoever follows the newest one; a file of someone's own stays."""
+    link, beside = path.parents[1] / path.name, path.parents[1] / f".{path.name}.{os.getpid()}"
+    if link.is_symlink() or not link.exists():
+        with suppress(OSError):  # a file system without links
+            beside.symlink_to(path.relative_to(link.parent))
+            os.replace(beside, link)
 
 
 def _slash(key: str) -> str:

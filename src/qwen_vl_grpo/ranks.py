@@ -34,6 +34,8 @@ def meet(collective: float | None = None) -> None:
 
     given = {} if collective is None else {"timeout": timedelta(seconds=collective)}
     PartialState(cpu=not torch.cuda.is_available(), **given)
+    if not torch.cuda.is_available():  # accelerate calls a process's device cpu:1, where torch.load finds nothing, so no run could go on
+        torch.serialization.register_package(11, lambda _: None, lambda storage, place: storage if place.startswith("cpu:") else None)
     _group = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=max(PATIENCE, collective or 0)))
 
 

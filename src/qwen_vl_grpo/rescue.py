@@ -2,7 +2,7 @@
 
 transformers' `enable_jit_checkpoint` answers SIGTERM alone, waits for the end of a step and knows no other way to end. Here a
 step that is under way is abandoned, and the checkpoint is that of the last finished step, so that it resumes as if nothing had
-happened.
+happened. On several cards the step is finished: the ranks save together or not at all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy
 import torch
 from transformers import Trainer, TrainerCallback
 
-from qwen_vl_grpo import attempts, checkpoints
+from qwen_vl_grpo import attempts, checkpoints, ranks
 from qwen_vl_grpo.errors import HardwareError, briefly
 
 log = logging.getLogger("qwen_vl_grpo")
@@ -35,7 +35,7 @@ class Rescue(TrainerCallback):
     def __init__(self) -> None:
         self.trainer: Trainer | None = None
         self.asked: signal.Signals | None = None
-        self._updating = self._settling = False
+        self._updating = self._settling = self._together = False
         self._before: dict[signal.Signals, Any] = {}
         self._start: dict[str, Any] = {}
 
@@ -53,6 +53,9 @@ class Rescue(TrainerCallback):
         self.trainer = trainer
         trainer.add_callback(self)
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._together = args.world_size > 1
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._start = {"tokens": state.num_input_tokens_seen, "generators": generators()}
         self._settled()
@@ -63,8 +66,11 @@ class Rescue(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._updating = False
         self._start = {"tokens": state.num_input_tokens_seen, "generators": generators()}
+        if self._together and self._agreed():
+            control.should_save = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._together = False
         self._settled()
 
     def keep(self) -> str | None:
@@ -96,14 +102,24 @@ class Rescue(TrainerCallback):
         model: Any = trainer.model
         trainer._save_checkpoint(model, trial=None)
 
+    def _agreed(self) -> bool:
+        """Whether any rank was asked to stop; from then on no signal keeps one from saving with the others."""
+        if asked := max(ranks.gathered(int(self.asked or 0))):
+            self.asked = signal.Signals(asked)
+            for number in self._before:
+                signal.signal(number, signal.SIG_IGN)
+        return bool(asked)
+
     def _settled(self) -> None:
         self._settling = False
         if self.asked is not None:
             _stop(self.asked)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        """Stop at once, but not within an update or the logging and saving after it; a second signal does not wait for these."""
-        if self._settling and self.asked is None:
+        """Stop at once, but not within an update or the logging and saving after it, nor in a step that other ranks take part in; a
+        second signal does not wait for these.
+        """
+        if (self._settling or self._together) and self.asked is None:
             self.asked = signal.Signals(number)
             log.info("%s: the run stops as soon as this step is kept", self.asked.name)
             return
