@@ -8,7 +8,7 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
 .PHONY: demo demo-enhance demo-images demo-sign demo-shapes demo-video circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
-	bench-rendered bench-decoding overhead bench-gpu kill-resume clean
+	bench-rendered bench-decoding overhead bench-gpu kill-resume faults clean
 .DEFAULT_GOAL := help
 
 help:
@@ -84,6 +84,9 @@ bench: .venv/.dev-ready  ## how fast help and refusals are, against a bare inter
 
 kill-resume: .venv/.demo-ready  ## a run killed with -9 at ten random moments and resumed each time, against one left alone (minutes)
 	$(BIN)/python -m benchmarks.kill_resume --seed $(SEED)
+
+faults: .venv/.dev-ready  ## runs met by faults on purpose: killed, without disk, Hub, W&B or judge, with broken files; what survived (docs/faults.md)
+	PYTHONPATH=src:. HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --seed $(SEED)
 
 overhead: .venv/.dev-ready  ## what a run adds to a step of a bare TRL script, in turns (docs/overhead.md)
 	PYTHONPATH=src:. $(BIN)/python -m benchmarks.overhead

@@ -17,6 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 HISTORY, EVENTS, OUTPUT = "wandb-history.jsonl", "wandb-events.jsonl", "output.log"
+STARTED = json.dumps({"t": 1})
+"""By this wandb tells a run that was begun from one that a sweep has only planned, which it does not resume."""
 ENTITY = {"id": "1", "name": "someone"}
 
 
@@ -92,7 +94,7 @@ class Service:
         tail = json.dumps([json.dumps(row) for row in self.history(name)[-1:]])
         summary = self.lines[name, "wandb-summary.json"].get(0, "{}")
         return counts | {
-            "id": name, "name": name, "displayName": name, "description": "", "sweepName": None, "tags": [], "wandbConfig": "{}",
+            "id": name, "name": name, "displayName": name, "description": "", "sweepName": None, "tags": [], "wandbConfig": STARTED,
             "config": run.get("config", "{}"), "summaryMetrics": summary, "historyTail": tail, "eventsTail": "[]",
             "project": {"id": "1", "name": run["project"], "entity": ENTITY},
         }  # fmt: skip

@@ -81,7 +81,7 @@ def test_a_later_one_that_an_earlier_attempt_left_broken_does_not_push_out_the_o
 def test_a_disk_without_room_for_another_like_the_newest_is_refused_before_a_byte_is_written(tmp_path, saved):
     free = shutil.disk_usage(tmp_path).free
     checkpoints.refuse_full(tmp_path, free // 2)
-    with pytest.raises(OSError, match=r"it takes [\d,]+ MiB, and [\d,]+ MiB are free"):
+    with pytest.raises(OSError, match=r"it takes [\d,.]+ MiB, and [\d,.]+ MiB are free"):
         checkpoints.refuse_full(tmp_path, free * 2)
     with (saved(1) / "model.safetensors").open("r+b") as file:
         file.truncate(2 * free)  # a hole, which takes no room
