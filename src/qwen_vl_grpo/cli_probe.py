@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from qwen_vl_grpo.cli_flags import AsJson, Debug, Overrides, load, show_log
+from qwen_vl_grpo.cli_flags import AsJson, Debug, Overrides, heed, load, show_log
 
 
 def probe(
@@ -22,11 +22,13 @@ def probe(
     debug: Debug = False,
 ) -> None:
     """Measure how often a policy solves each row of a config, for data.filter and data.curriculum; goes on where it was stopped."""
-    from qwen_vl_grpo import hardware, registry, solve_rates
+    from qwen_vl_grpo import checks, environment, hardware, solve_rates
 
     run = load(config, overrides)
-    if name := policy or run.data.probe:
-        run = run.model_copy(update={"data": run.data.model_copy(update={"probe": registry.actual(name)})})
+    if policy:
+        run = run.model_copy(update={"data": run.data.model_copy(update={"probe": policy})})
+    machine = hardware.detect()
+    heed(checks.machine_only(machine) + environment.settle(machine, run))
     hardware.quiet_libraries()
     show_log()
     from qwen_vl_grpo import probe as probing

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qwen_vl_grpo import index, tasks
+from qwen_vl_grpo import index, registry, tasks
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError
 
@@ -25,7 +25,7 @@ Record = dict[str, Any]
 
 def policy_of(config: RunConfig) -> str:
     """Whose solve rates a config is about: a run_id or a model."""
-    return config.data.probe or config.init_from or config.model_name
+    return registry.actual(config.data.probe or config.init_from or config.model_name)
 
 
 def place(config: RunConfig) -> Path:
