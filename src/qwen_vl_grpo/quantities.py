@@ -85,7 +85,7 @@ def same_value(given: str, gold: str, precision: int | None = None, unit: str | 
     if plain(given) == plain(gold):
         return plain(gold) != ""
     given, gold = tidy(given), tidy(gold)
-    if gold.startswith("["):
+    if gold.startswith("[") and gold.endswith("]"):
         ours, theirs = _items(given), _items(gold)
         return len(ours) == len(theirs) and all(same_value(*pair, precision) for pair in zip(ours, theirs, strict=True))
     units = UNITS if unit is None else {unit.casefold(): unit.casefold()} | UNITS

@@ -1,17 +1,18 @@
 """Covers `grpo audit`: what its page says of runs that were honest, hacked, drawn or hardly kept, and of strangers' text."""
 
+import itertools
 import json
 import random
-import sqlite3
 
 import pandas
 import pytest
 from PIL import Image
 
+from demo.judge_server import JudgeServer
 from qwen_vl_grpo import gallery, registry, rewards, tasks
 from qwen_vl_grpo.audit import audit, figures, findings, kept, repeats, suspicion
 from qwen_vl_grpo.errors import JudgeError, RegistryError
-from qwen_vl_grpo.interfaces import Judgement, RenderRequest, RunCard, Sample
+from qwen_vl_grpo.interfaces import Judgement, RenderRequest, RunCard, Sample, Source
 from qwen_vl_grpo.judges.cache import JudgementCache
 from qwen_vl_grpo.rendered_gallery import Entry, RenderedGallery
 from qwen_vl_grpo.sections import TaskSection
@@ -190,17 +191,6 @@ def test_a_prompt_handed_back_as_reasoning_and_one_text_for_many_prompts_are_fou
     assert suspicion.same_for_others(rows[0], suspicion.look(kept.Completions({}, None, rows))) == "the same words were given to 3 prompts"
 
 
-class Drawing:
-    """A judge whose scores differ from call to call, and say by how much."""
-
-    def __init__(self):
-        self.asked = []
-
-    def judge(self, pictures):
-        self.asked += pictures
-        return [Judgement(0.5 + 0.1 * (len(self.asked) % 2)) for _ in pictures]
-
-
 @pytest.fixture
 def drawn(tmp_path):
     """A run whose completions were drawn: a gallery, tables with votes, and a cache with two judges."""
@@ -237,15 +227,32 @@ def test_a_judge_is_held_against_its_own_votes_and_a_second_judge_of_the_same_pi
     assert figured["Spearman's correlation of the two"] == pytest.approx(1)
 
 
-def test_a_judge_that_is_asked_again_gets_each_picture_as_often_as_was_said(drawn, monkeypatch):
-    judge = Drawing()
-    monkeypatch.setattr(repeats.rendered_parts, "judge_alone", lambda section: judge)
-    card = registry.read(drawn)
-    figured = dict(repeats.of(card, drawn, kept.read(card, drawn), ask=4).figures)
-    assert figured["pictures shown to the judge again, as small copies"] == repeats.PICTURES
-    assert len(judge.asked) == 4 * repeats.PICTURES
-    assert figured["largest difference of two scores of one picture"] == pytest.approx(0.1)
-    assert judge.asked[0][0].original == "a cat" and judge.asked[0][1].size == (8, 8)
+@pytest.mark.usefixtures("own_endpoint")
+def test_a_judge_that_is_asked_again_sees_the_kept_pictures_and_its_spread_is_told(tmp_path):
+    folder, before = tmp_path / "outputs/edited", Image.new("RGB", (48, 32), "navy")
+    folder.mkdir(parents=True)
+    shown = RenderedGallery(folder, 3)
+    for step, colour in enumerate(("gold", "red", "lime"), 1):
+        request = RenderRequest("Add a hat.", f"a hat, {colour}", 0, sources=(Source("navy", before),))
+        entry = Entry("Add a hat.", request.completion, request, Judgement(0.5), 0.5, request.sources)
+        shown.keep_step(step, [entry], {request: Image.new("RGB", (48, 32), colour)})
+    grades = itertools.cycle("48")
+
+    def answer(asked):
+        following = {"reasoning": "r", "instruction_following": next(grades), "identity_preservation": "5"} if len(asked.urls) == 2 else {}
+        return following or {"perceptual_quality": "5"}
+
+    with JudgeServer(answer) as server:
+        judging = {"name": "complex_edit", "base_url": server.url, "replay": "off"}
+        card = RunCard(run_id="edited", task="image_edit", base_model="tiny", config={"judge": judging})
+        registry.write(card, folder)
+        figured = dict(repeats.of(card, folder, kept.read(card, folder), ask=2).figures)
+        seen = [asked.images for asked in server.asked if len(asked.urls) == 2]
+    assert figured["pictures shown to the judge again, as small copies"] == 3
+    assert [pictures[0].convert("RGB").getpixel((0, 0)) for pictures in seen] == [(0, 0, 128)] * 6
+    assert len({pictures[1].convert("RGB").getpixel((0, 0)) for pictures in seen}) == 3
+    assert figured["largest difference of two scores of one picture"] == pytest.approx(0.6 * 0.4)
+    assert figured["standard deviation between pictures"] == pytest.approx(0)
 
 
 def test_the_pictures_of_suspicious_completions_are_on_the_page(drawn):
@@ -256,13 +263,19 @@ def test_the_pictures_of_suspicious_completions_are_on_the_page(drawn):
 
 def test_there_is_nothing_to_ask_again_where_no_judge_looks_at_pictures(keep):
     folder = keep("a", honest)
-    assert "rewards are rules" in gathered(folder).repeats.notes[0]
+    assert "none that could be asked again" in gathered(folder).repeats.notes[0]
     with pytest.raises(JudgeError, match="leave out --ask"):
         findings.gather(registry.read(folder), folder, ask=2)
 
 
 def test_a_cache_that_is_no_database_is_one_sentence(drawn):
     (drawn.parent.parent / "judgements.sqlite").write_bytes(b"no database at all" * 100)
-    with pytest.raises(JudgeError, match="cannot be read"):
-        gathered(drawn)
-    assert sqlite3.sqlite_version
+    assert "cannot be read" in gathered(drawn).repeats.notes[-1]
+
+
+def test_lines_of_another_shape_are_read_as_far_as_they_go(drawn):
+    odd = {"moment": "step 1", "kind": "best", "place": 0, "original": "a cat", "completion": "a cat", "picture": None, "details": [1]}
+    (drawn / "gallery.jsonl").write_text(json.dumps(odd) + "\n")
+    answer = {"place": 0, "question": "?", "pictures": 3, "columns": [], "after": {"completion": "4"}, "before": "none"}
+    (drawn / "answers.jsonl").write_text(json.dumps(answer) + "\n")
+    assert [(one.moment, one.total) for one in gathered(drawn).kept.looked_at] == [("best, step 1", None), ("held out, after", None)]

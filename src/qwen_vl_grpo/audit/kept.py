@@ -134,7 +134,8 @@ def _read_gallery(folder: Path, found: Completions) -> None:
     if broken:
         found.notes.append(f"{broken} lines of {rendered_gallery.FILE} could not be read.")
     for line in lines:
-        details = {name: value for name, value in (line.get("details") or {}).items() if isinstance(value, int | float)}
+        measured: Any = line.get("details")
+        details = {name: value for name, value in measured.items() if isinstance(value, int | float)} if isinstance(measured, dict) else {}
         reward = line.get("reward") if isinstance(line.get("reward"), int | float) else None
         weight = found.weights.get("rendered_reward", 1.0)
         score = {"judge_score": line["score"]} if isinstance(line.get("score"), int | float) else {}
@@ -153,11 +154,12 @@ def _read_answers(folder: Path, found: Completions) -> None:
     if broken:
         found.notes.append(f"{broken} lines of answers.jsonl could not be read.")
     for line in lines:
-        gold = line.get("columns") or {"answer": str(line.get("gold", ""))}
+        gold = line["columns"] if isinstance(line.get("columns"), dict) else {"answer": str(line.get("gold", ""))}
+        pictures: Any = line.get("pictures")
+        names = tuple(name for name in pictures if isinstance(name, str)) if isinstance(pictures, list) else ()
         for when in ("before", "after"):
             given = line.get(when)
             if isinstance(given, dict) and isinstance(given.get("completion"), str):
-                names = tuple(name for name in line.get("pictures") or () if isinstance(name, str))
                 one = Kept(f"held out, {when}", line["question"], given["completion"], {}, None, gold=gold, sources=names)
                 scores = {name: value for name in found.weights if (value := found.earned(one, {name: 1.0})) is not None}
                 whole = found.earned(one, found.weights) if found.weights else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwen_vl_grpo import index, policy_states, rendered_parts
+from qwen_vl_grpo import enhancement, index, policy_states, rendered_parts
 from qwen_vl_grpo.audit.figures import spearman
 from qwen_vl_grpo.audit.kept import Completions, Kept
 from qwen_vl_grpo.errors import JudgeError
@@ -47,9 +47,13 @@ def of(card: RunCard, folder: Path, kept: Completions, ask: int) -> Repeats:
     if not isinstance(section, dict) and "rendered_reward" not in kept.weights:
         if ask:
             raise JudgeError(f"run {card.run_id}: no judge looks at pictures in it, so there is nothing to ask again; leave out --ask")
-        found.notes.append("No judge looks at pictures in this run: its rewards are rules, and say the same each time.")
+        found.notes.append("No judge looks at pictures in this run, so there is none that could be asked again.")
         return found
-    judging = JudgeSection(**(section or {}))
+    try:
+        judging = JudgeSection.model_validate(section or {})
+    except ValueError:
+        found.notes.append("Its judge is described by another version of this project, so nothing is known of it here.")
+        return found
     _votes(kept, found)
     _remembered(Path(judging.cache) if judging.cache else index.home() / "judgements.sqlite", kept, found)
     if ask:
@@ -79,11 +83,16 @@ def _votes(kept: Completions, found: Repeats) -> None:
 
 def _remembered(path: Path, kept: Completions, found: Repeats) -> None:
     """What the cache holds of the same picture and prompt: by the same judge again, and by another one."""
-    drawn = list(dict.fromkeys(one.completion.strip() for one in [*kept.rows, *kept.looked_at]))
+    everything = [*kept.rows, *kept.looked_at]
+    drawn = list({words for one in everything for words in (one.completion.strip(), enhancement.enhanced(one.completion))})
     if not path.is_file():
         found.notes.append(f"Its cache of judgements is not there any more ({path.name}).")
         return
-    told = cache.told_of(path, drawn)
+    try:
+        told = cache.told_of(path, drawn)
+    except JudgeError as error:
+        found.notes.append(f"{error}.")
+        return
     if not told:
         found.notes.append("The cache of judgements holds none of the completions that this run kept.")
         return

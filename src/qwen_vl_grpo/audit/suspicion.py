@@ -114,7 +114,7 @@ def empty_reasoning(one: Kept, seen: Seen) -> str | None:
 
 
 def repeats(one: Kept, seen: Seen) -> str | None:
-    text = one.completion.encode()
+    text = one.completion.encode("utf-8", "replace")
     share = len(zlib.compress(text)) / len(text) if len(text) >= 200 else 1.0
     return f"it says the same again and again (compressed to {share:.0%})" if share < 0.3 else None
 
