@@ -93,6 +93,11 @@ class SideBySide:
     def run_ids(self) -> list[str]:
         return list(self._found)
 
+    @property
+    def watches(self) -> bool:
+        """Whether one of them learned from clips."""
+        return any(card.watches for card, _ in self._found.values())
+
     def ask(self, run_ids: Sequence[str], items: Sequence[Item], how: answering.How) -> Iterator[tuple[Item, list[Pair]]]:
         """Each question, its pictures opened, with the answers of the runs, in their order.
 
