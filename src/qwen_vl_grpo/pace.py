@@ -67,7 +67,8 @@ def of(config: RunConfig, known: Shapes, held: Footprint, recomputed: int, card:
     if not has_engine(config) or not config.vllm_enable_sleep_mode or not config.lora.enabled or config.lora.quantization:
         return None
     widths = (known.family, known.hidden, known.layers, known.mlp)
-    rates = [rate for rate in RATES if rate.card in card and widths == _widths(rate.model)]
+    slower = any(kind in card for kind in ("PCIe", "NVL"))  # all rows are of the SXM card
+    rates = [rate for rate in RATES if rate.card in card and not slower and widths == _widths(rate.model)]
     near = [rate for rate in rates if rate.completions / REACH <= held.completions <= rate.completions * REACH]
     if len(rates) > 1 and rates[0].completions <= held.completions <= rates[-1].completions:
         near = rates

@@ -56,6 +56,7 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
     """
     ranks.meet(config.trl.get("ddp_timeout"))
     earlier = attempts.resumable(config) if resume else None
+    peaks = Peaks(hardware.occupied(hardware.detect())[0])
     prepared = ranks.in_turn(lambda: prepare(config, resume))
     ranks.agree(_same_everywhere(config, prepared))
     card = _card(config, prepared) if earlier is None else _again(earlier, config, prepared)
@@ -63,7 +64,7 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
     held = attempts.hold(run_dir)
     checkpoint = ranks.first(lambda: checkpoints.newest_whole(run_dir))
     step = checkpoints.step_of(checkpoint) if checkpoint else 0
-    card, peaks = attempts.begin(_foreseen(card, config, prepared), run_dir, step), Peaks(hardware.occupied(hardware.detect())[0])
+    card = attempts.begin(_foreseen(card, config, prepared), run_dir, step)
     registry.write(card, run_dir)
     if hardware.is_main_process():
         (run_dir / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
@@ -266,8 +267,10 @@ def _finish(card: RunCard, config: RunConfig, trainer: VisionGRPOTrainer, run_di
     checkpoint = f"checkpoint-{trainer.state.global_step}"
     measured = peaks.found(getattr(trainer, "vllm_generation", None)) | {hindsight.CHECKPOINT: pruning.size(run_dir / checkpoint) / 2**30}
     plan = hindsight.compare(card.plan, measured)
-    if plan:
-        log.info(hindsight.text(plan))
+    for line in hindsight.text(plan).splitlines() if plan else ():
+        log.info(line)
+    if torch.cuda.is_available():
+        card.metrics["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     finished: dict[str, Any] = {"state": "finished", "finished": registry.now(), "proof": exam.record() if exam else {}, "plan": plan}
     if exam and not finished["proof"]["changed"]:
         log.warning("training changed no answer: the policy answers %d items as its base does, token for token", len(exam.samples))

@@ -47,6 +47,7 @@ def test_the_step_of_a_row_takes_what_the_row_took(rate):
 
 OTHERS = {
     "another card": ({}, "H200 141 GB", SEVEN),
+    "a slower card of the name": ({}, "NVIDIA H100 PCIe", SEVEN),
     "another model": ({}, "H100", shapes.published("Qwen/Qwen3-VL-8B")),
     "whole weights": (WHOLE, "H100", SEVEN),
     "an engine that stays awake": ({"vllm_enable_sleep_mode": False}, "H100", SEVEN),
