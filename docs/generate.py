@@ -27,7 +27,7 @@ from qwen_vl_grpo import (  # noqa: E402
     rendered_sections,
     sections,
     shapes,
-    sharding,
+    spreading,
     video_sections,
 )
 from qwen_vl_grpo import planning as plans  # noqa: E402
@@ -252,8 +252,8 @@ def planning() -> str:
         rows_named="\n".join(f"| {part} | {size} | {ours[part]:.1f} |" for part, size in plan_text.DOCUMENTED.items()),
         unseen=unseen(),
         shared="\n".join(shared()),
-        bucket=2 * sharding.BUCKET / 1e9,
-        live=2 * sharding.LIVE / 1e9,
+        bucket=2 * spreading.BUCKET / 1e9,
+        live=2 * spreading.LIVE / 1e9,
         drawn=plan_text.text(plans.plan(drawn, plans.CARDS.values(), words, kept(drawn))),
         notice=NOTICE,
         rows="\n".join(rows),
@@ -286,9 +286,9 @@ def shared() -> list[str]:
     """What one of eight processes holds, by the way the trainer is shared."""
     run = config.check({"run_id": "shared", "model_name": "Qwen/Qwen2.5-VL-7B-Instruct", "lora": {"enabled": False}})
     rows = []
-    for strategy in sharding.STRATEGIES:
-        spread = sharding.Spread(strategy, 8)
-        held = sharding.split(footprint.measure(run, kept(run)), run, kept(run), spread)
+    for strategy in spreading.STRATEGIES:
+        spread = spreading.Spread(strategy, 8)
+        held = spreading.split(footprint.measure(run, kept(run)), run, kept(run), spread)
         sizes = [held.loaded, held.weights, held.optimizer, held.gradients]
         rows.append(f"| {strategy} | {' | '.join(f'{size / footprint.GIB:.1f}' for size in sizes)} |")
     return rows

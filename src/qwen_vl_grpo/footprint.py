@@ -4,7 +4,7 @@ Weights, adapter, optimizer, gradients and the engine's share are counted exactl
 driver hold beside their weights, are estimates: the constants below, in capitals. `benchmarks/activations.py` counts the
 activations of real models, and docs/planning.md holds the sums against runs.
 
-One process a card (sharding.py: one of several), and no fragmentation. The optimizer is
+One process a card (spreading.py: one of several), and no fragmentation. The optimizer is
 AdamW; the states of another one are not counted.
 """
 

@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from qwen_vl_grpo import footprint, pace, planning, rendered_footprint, shapes, sharding, storage
+from qwen_vl_grpo import footprint, pace, planning, rendered_footprint, shapes, spreading, storage
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.footprint import GIB, Prompt
 from qwen_vl_grpo.hardware import Hardware
-from qwen_vl_grpo.sharding import Spread
+from qwen_vl_grpo.spreading import Spread
 
 CARD, TORCH, RESERVED = "card, {}, GiB", "torch allocated, GiB", "torch reserved, GiB"
 HOST, CHECKPOINT, SECONDS = "host memory, GiB", "checkpoint, GiB", "seconds a step"
@@ -30,7 +30,7 @@ def predict(config: RunConfig, machine: Hardware, gib: float | None, longest: in
     prompt = Prompt(text=longest - picture, pictures=int(shown), picture_tokens=picture)
     dtype = "float32" if config.dtype == "auto" and not machine.accelerated else config.dtype
     config = config.model_copy(update={"gradient_checkpointing": recomputed, "dtype": dtype})
-    held = sharding.split(footprint.measure(config, known, prompt), config, known, spread)
+    held = spreading.split(footprint.measure(config, known, prompt), config, known, spread)
     drawing = rendered_footprint.measure(config)
     host = storage.host(config, held, machine.accelerated, drawing.on_host() if drawing else 0)
     figures = {HOST: sum(host.values()) / GIB, CHECKPOINT: storage.disk(config, known, held).checkpoint / GIB}

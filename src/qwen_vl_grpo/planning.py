@@ -12,14 +12,14 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from qwen_vl_grpo import footprint, knobs, pace, rendered_footprint, shapes, sharding, storage
+from qwen_vl_grpo import footprint, knobs, pace, rendered_footprint, shapes, spreading, storage
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import ConfigError, HardwareError, PolicyError
 from qwen_vl_grpo.footprint import CONTEXT, GIB, Footprint, Prompt
 from qwen_vl_grpo.pace import Asked, Pace
 from qwen_vl_grpo.rendered_footprint import POLICY, Drawing
 from qwen_vl_grpo.shapes import Shapes
-from qwen_vl_grpo.sharding import ALONE, STRATEGIES, Spread
+from qwen_vl_grpo.spreading import ALONE, STRATEGIES, Spread
 from qwen_vl_grpo.storage import Disk
 
 CARDS = {"MI300X": ("MI300X 192 GB", 191.7), "H200": ("H200 141 GB", 139.8), "H100": ("H100 80 GB", 79.1), "24GB": ("24 GB", 23.5)}
@@ -127,7 +127,7 @@ def strategy_that_fits(
 def judge(config: RunConfig, known: Shapes, prompt: Prompt, name: str, gib: float, spread: Spread = ALONE) -> Fit:
     """Whether the config fits a card of so many GiB, and the first thing that does not."""
     config = settled(config, known, prompt, gib, spread)
-    measured, card = sharding.split(footprint.measure(config, known, prompt), config, known, spread), gib * GIB
+    measured, card = spreading.split(footprint.measure(config, known, prompt), config, known, spread), gib * GIB
     drawing = rendered_footprint.measure(config)
     used = in_use(measured, config, drawing, card)
     pictures, others = 0, {}
@@ -184,7 +184,7 @@ def settled(config: RunConfig, known: Shapes, prompt: Prompt, gib: float, spread
     drawing = rendered_footprint.measure(config)
     for layers in range(known.layers):
         trial = config.model_copy(update={"gradient_checkpointing": layers})
-        measured = sharding.split(footprint.measure(trial, known, prompt), trial, known, spread)
+        measured = spreading.split(footprint.measure(trial, known, prompt), trial, known, spread)
         if in_use(measured, trial, drawing, gib * GIB)["backward"] <= (1 - TO_SPARE) * gib * GIB:
             return trial
     return config.model_copy(update={"gradient_checkpointing": known.layers})

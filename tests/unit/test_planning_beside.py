@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from qwen_vl_grpo import config as configs
-from qwen_vl_grpo import footprint, pace, plan_text, planning, rendered_footprint, shapes, sharding, storage
+from qwen_vl_grpo import footprint, pace, plan_text, planning, rendered_footprint, shapes, spreading, storage
 from qwen_vl_grpo.footprint import GIB, Prompt
 from qwen_vl_grpo.judges import prompts
-from qwen_vl_grpo.sharding import Spread
+from qwen_vl_grpo.spreading import Spread
 
 SEVEN = shapes.published("Qwen/Qwen2.5-VL-7B-Instruct")
 ROWS = Path(__file__).parents[2] / "docs/gpu_rows"
@@ -22,8 +22,8 @@ def documented(**changes):
     return configs.check({"run_id": "unit"} | changes)
 
 
-def held(config, spread=sharding.ALONE):
-    return sharding.split(footprint.measure(config, SEVEN), config, SEVEN, spread)
+def held(config, spread=spreading.ALONE):
+    return spreading.split(footprint.measure(config, SEVEN), config, SEVEN, spread)
 
 
 @pytest.mark.parametrize("rate", pace.RATES, ids=lambda rate: rate.row)
@@ -96,7 +96,7 @@ def test_a_judge_is_asked_once_a_question_and_picture():
 
 def test_each_way_to_share_holds_less_than_the_one_before():
     config = documented(**WHOLE)
-    resident = [held(config, Spread(name, 8)).resident + held(config, Spread(name, 8)).gradients for name in sharding.STRATEGIES[1:4]]
+    resident = [held(config, Spread(name, 8)).resident + held(config, Spread(name, 8)).gradients for name in spreading.STRATEGIES[1:4]]
     assert resident == sorted(resident, reverse=True)
     alone, zero2, zero3, fsdp2 = (held(config, Spread(name, 8)) for name in ("single", "zero2", "zero3", "fsdp2"))
     assert zero2.weights == alone.weights and zero2.optimizer == 12 * SEVEN.learning(config.lora) // 8
