@@ -193,10 +193,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _load(config: str, overrides: list[str] | None) -> Any:
     """The run config of a file, with its names known and what they name fit for each other; raises ConfigError, DataError."""
+    from qwen_vl_grpo import batches, dataset_registry, tasks
     from qwen_vl_grpo import config as configs
-    from qwen_vl_grpo import dataset_registry, tasks
 
-    run = configs.load(config, overrides or ())
+    run = batches.fitted(configs.load(config, overrides or ()))
     dataset_registry.check(run)
     if ".py:" not in run.task.name:  # a config is read without running anyone's code
         tasks.build(run.task)
@@ -221,8 +221,22 @@ def _train_group(run: Any, count: int, resume: bool, debug: bool) -> None:
 
 def _refuse_early(run: Any, resume: bool) -> None:
     """Everything that can be refused without torch."""
-    from qwen_vl_grpo import attempts, checks, data_places, environment, hardware, planning, publishing, registry, rewards, tasks, tracking
+    from qwen_vl_grpo import (
+        attempts,
+        checks,
+        data_places,
+        environment,
+        hardware,
+        planning,
+        publishing,
+        registry,
+        rewards,
+        strategies,
+        tasks,
+        tracking,
+    )
 
+    strategies.refuse(run, strategies.named())
     if resume:
         attempts.resumable(run)
     else:
