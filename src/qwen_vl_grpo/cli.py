@@ -236,7 +236,6 @@ def _refuse_early(run: Any, resume: bool) -> None:
         tracking,
     )
 
-    strategies.refuse(run, strategies.named())
     if resume:
         attempts.resumable(run)
     else:
@@ -247,6 +246,7 @@ def _refuse_early(run: Any, resume: bool) -> None:
         if ".py:" not in entry.function and entry.function not in task.own_rewards:
             rewards.find(entry.function)
     machine = hardware.detect()
+    strategies.refuse(run, strategies.named(), machine.accelerated)
     heed(checks.quick(run, machine) + environment.settle(machine, run))
     if not run.allow_tight_memory and (memory := hardware.memory_gib(machine)):
         planning.refuse(run, memory)

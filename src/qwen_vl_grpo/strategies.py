@@ -33,10 +33,15 @@ def named(environment: Mapping[str, str] = os.environ) -> str:
     return "ddp" if launched() > 1 else "single"
 
 
-def refuse(config: RunConfig, strategy: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise ConfigError for a run that this strategy would train wrongly or not to its end, with one that it is right for."""
+def refuse(config: RunConfig, strategy: str, accelerated: bool, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise ConfigError for a run that this strategy would train wrongly or not to its end, with one that it is right for.
+
+    `accelerated` says that this machine has a card.
+    """
     if strategy not in ("single", "ddp", "zero2", *SHARDED):
         raise ConfigError(f"launch: {strategy} is none of ddp, zero2, zero3 and fsdp2, which alone are known to train these runs")
+    if strategy not in ("single", "ddp") and not accelerated:
+        raise ConfigError(f"launch: accelerate parts no weights on a CPU and says nothing, so {strategy} is ddp here; launch with ddp")
     if config.warmup is not None and strategy not in ("single", "ddp"):
         raise ConfigError(f"warmup: cannot run under {strategy}; warm up in a run of its own under ddp, and start from it with init_from")
     if config.init_from is not None and strategy not in ("single", "ddp") and not config.lora.enabled:
@@ -49,9 +54,7 @@ def refuse(config: RunConfig, strategy: str, environment: Mapping[str, str] = os
             "ddp or zero2, which hold it whole, or set lora.enabled: false"
         )
     if not config.use_vllm:
-        raise ConfigError(
-            f"use_vllm: without it a policy sharded by {strategy} is gathered for each token; set it to true, or take ddp"
-        )
+        raise ConfigError(f"use_vllm: without it a policy sharded by {strategy} is gathered for each token; set it to true, or take ddp")
     whole = {"zero3": ("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", "true"), "fsdp2": ("FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT")}
     name, wanted = whole[strategy]
     if environment.get(name) != wanted:

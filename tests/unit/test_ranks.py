@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from qwen_vl_grpo import attempts, registry
+from qwen_vl_grpo.config import check
+from qwen_vl_grpo.errors import ConfigError
 from tests.unit import two_processes
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -80,6 +83,12 @@ def test_every_process_passes_through_a_sharded_policy_as_often_whatever_it_reme
     assert (main["remembered"], other["remembered"]) == (1.0, 0.0)
     assert main["forwards"] == other["forwards"] > 4
     assert (len(main["scores"]), len(other["scores"])) == (3, 10)
+
+
+def test_a_run_of_two_processes_is_not_resumed_by_one(seen, folder):
+    card = registry.read(folder / "runs/two-ranks")
+    with pytest.raises(ConfigError, match=r"was trained by 2 processes, and this launch has 1: .*; resume it with 2, or"):
+        attempts.resumable(check(card.config | {"max_steps": 3}))
 
 
 def test_a_run_of_two_processes_has_one_card_with_the_rows_of_both_and_repeats(seen, folder):
