@@ -24,12 +24,14 @@ from qwen_vl_grpo import (
     planning,
     policy,
     processors,
+    ranks,
     registry,
     reserve,
     rollouts,
     row_clips,
     server_rollouts,
     shapes,
+    sharding,
     splits,
     tasks,
     tracking,
@@ -138,7 +140,7 @@ def load_policy(config: RunConfig, prepared: Prepared, run_dir: Path) -> Any:
         bar, aside = Bar("warm-up", config.warmup.steps), run_dir / ".warmup"
         model = policy.load_model(config.model_copy(update={"dtype": "float32"}))  # bfloat16 would round small updates away
         warmup.run(model, prepared.processor, prepared.warmup_rows, config, aside, [bar])
-        aside.rename(warmed)  # a kill in the middle leaves nothing that a resumed run would take
+        ranks.first(lambda: aside.rename(warmed))  # a kill in the middle leaves nothing that a resumed run would take
     model = policy.load_model(config, str(warmed) if config.warmup else None)
     set_seed(config.seed)  # the adapter's start is the same whether the warm-up ran in this attempt or in an earlier one
     policy.freeze(model, config.lora)
@@ -176,6 +178,9 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
         machine = hardware.detect()
         plan_awake(config, prepared, trainer, machine, hardware.memory_gib(machine))
     settings.moment = lambda: trainer.state.global_step
+    if processors.sees(prepared.processor):
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        sharding.look_alike(model.get_base_model() if isinstance(model, PeftModel) else model)
     for function in prepared.functions:
         if hold := getattr(function, "hold", None):  # a reward that draws from the policy's own states
             hold(trainer.accelerator.unwrap_model(trainer.model), prepared.processor)

@@ -11,9 +11,11 @@ import hashlib
 import logging
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from qwen_vl_grpo import index
+from qwen_vl_grpo.errors import RegistryError
 
 log = logging.getLogger("qwen_vl_grpo")
 
@@ -42,10 +44,15 @@ def sealed(folder: Path) -> bool:
 
 def whole(folder: Path) -> bool:
     """Whether every file of a checkpoint is there and as it was written."""
-    if not sealed(folder):
-        return False
-    lines = (folder / HASHES).read_text(encoding="utf-8").splitlines()
-    return all((folder / name).is_file() and sha256(folder / name) == expected for expected, _, name in (x.partition("  ") for x in lines))
+    return sealed(folder) and next(faults(folder), None) is None
+
+
+def faults(folder: Path) -> Iterator[str]:
+    """The files of a sealed checkpoint that are gone or not as they were written, say a process's part of a sharded optimizer."""
+    for line in (folder / HASHES).read_text(encoding="utf-8").splitlines():
+        expected, _, name = line.partition("  ")
+        if not (folder / name).is_file() or sha256(folder / name) != expected:
+            yield name
 
 
 def forget_missing(folder: Path) -> None:
@@ -66,6 +73,17 @@ def newest_whole(run_dir: Path) -> Path | None:
             return folder
         log.warning("%s is not as it was written, so it is passed over", folder)
     return None
+
+
+def to_go_on_from(run_dir: Path) -> Path | None:
+    """The newest whole checkpoint, None where none was written; raises RegistryError where all are broken."""
+    found = newest_whole(run_dir)
+    if found is None and (written := in_order(run_dir)):
+        raise RegistryError(
+            f"{written[-1]}: {next(faults(written[-1]))} is gone or not as it was written, and there is no whole checkpoint before it; put "
+            "the file back, or start another run"
+        )
+    return found
 
 
 def prune(run_dir: Path, limit: int | None, step: int, best: Path | None = None) -> None:

@@ -36,10 +36,10 @@ def heed(found: Iterable[findings.Finding]) -> None:
 
 def load(config: str, overrides: list[str] | None) -> Any:
     """The run config of a file, with its names known and what they name fit for each other; raises ConfigError, DataError."""
+    from qwen_vl_grpo import batches, dataset_registry, tasks
     from qwen_vl_grpo import config as configs
-    from qwen_vl_grpo import dataset_registry, tasks
 
-    run = configs.load(config, overrides or ())
+    run = batches.fitted(configs.load(config, overrides or ()))
     dataset_registry.check(run)
     if ".py:" not in run.task.name:  # a config is read without running anyone's code
         tasks.build(run.task)
@@ -64,6 +64,7 @@ def refuse_early(run: Any, resume: bool) -> None:
         registry,
         rewards,
         solve_rates,
+        strategies,
         tasks,
         tracking,
     )
@@ -78,6 +79,7 @@ def refuse_early(run: Any, resume: bool) -> None:
         if ".py:" not in entry.function and entry.function not in task.own_rewards:
             rewards.find(entry.function)
     machine = hardware.detect()
+    strategies.refuse(run, strategies.named(), machine.accelerated)
     heed(checks.quick(run, machine) + environment.settle(machine, run))
     if not run.allow_tight_memory and (memory := hardware.memory_gib(machine)):
         planning.refuse(run, memory)

@@ -60,6 +60,9 @@ class RunConfig(Section):
     """Completions (not prompts) a device and micro-step."""
     gradient_accumulation_steps: int = Field(default=2, ge=1)
     """Micro-steps that make one optimizer step."""
+    prompts_per_step: int | None = Field(default=None, ge=1)
+    """In place of `gradient_accumulation_steps`: prompts an optimizer step, on any number of devices. The accumulation follows, and
+    `batch_size` is the most completions a device and micro-step."""
     num_generations: int = Field(default=8, ge=2)
     """Completions for each prompt: the group whose mean is the baseline."""
     max_completion_length: int = Field(default=512, ge=1)

@@ -103,9 +103,13 @@ def mean_reward(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]], mom
 
 
 def judged(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]], moment: str | None = None) -> list[float | None]:
-    """A reward's score for each completion, its columns handed over as TRL does; each process of a run asks for its part of them."""
-    pairs = ranks.share(pairs)
-    return ranks.joined(_judged(reward, pairs, moment) if pairs else [])
+    """A reward's score for each completion, its columns handed over as TRL does.
+
+    Each process of a run asks for its part of them; where that would be nothing for one, for all: a reward may need every process.
+    """
+    if len(pairs) < ranks.count():
+        return _judged(reward, pairs, moment)
+    return ranks.joined(_judged(reward, ranks.share(pairs), moment))
 
 
 def _judged(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]], moment: str | None) -> list[float | None]:

@@ -22,11 +22,12 @@ PATIENCE = 7200.0
 """Seconds that a process is waited for before it counts as stuck: a slow judge answers within, and a card's own limit is half an hour."""
 
 _group: Any = None
+_patience = timedelta(seconds=PATIENCE)
 
 
 def meet(collective: float | None = None) -> None:
     """Join the processes that a launcher has started; returns at once where there is one. `collective` is `trl.ddp_timeout`."""
-    global _group
+    global _group, _patience
     if _group is not None or int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return
     import torch
@@ -36,7 +37,8 @@ def meet(collective: float | None = None) -> None:
     PartialState(cpu=not torch.cuda.is_available(), **given)
     if not torch.cuda.is_available():  # accelerate calls a process's device cpu:1, where torch.load finds nothing, so no run could go on
         torch.serialization.register_package(11, lambda _: None, lambda storage, place: storage if place.startswith("cpu:") else None)
-    _group = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=max(PATIENCE, collective or 0)))
+    _patience = timedelta(seconds=max(PATIENCE, collective or 0))
+    _group = torch.distributed.new_group(backend="gloo", timeout=_patience)
 
 
 def count() -> int:
@@ -85,13 +87,14 @@ def joined(parts: Sequence[T]) -> list[T]:
 
 
 def together(what: str) -> None:
-    """Wait until every process is here; raises RankError that names those which are not within PATIENCE."""
+    """Wait until every process is here; raises RankError, which names those that are not within PATIENCE, or within a longer
+    `trl.ddp_timeout`."""
     if _group is None:
         return
     import torch
 
     with _told(what):
-        torch.distributed.monitored_barrier(_group, wait_all_ranks=True)
+        torch.distributed.monitored_barrier(_group, _patience, wait_all_ranks=True)
 
 
 def agree(told: Mapping[str, Any]) -> None:

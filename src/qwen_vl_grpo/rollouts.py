@@ -127,7 +127,8 @@ class FaithfulGeneration(VLLMGeneration):
 
     def _iter_named_params(self) -> Generator[tuple[str, torch.Tensor], None, None]:
         """Merge LoRA out of place: TRL adds to the base and subtracts again, and a bf16 base drifts (trl#6688)."""
-        plain = not self._dist.is_fsdp and self.accelerator.state.deepspeed_plugin is None
+        deepspeed: Any = self.accelerator.state.deepspeed_plugin
+        plain = not self._dist.is_fsdp and (deepspeed is None or deepspeed.zero_stage < 3)
         if plain and isinstance(self.model, PeftModel) and not getattr(self.model, "is_loaded_in_4bit", False):
             return merged_weights(self.model)
         return super()._iter_named_params()

@@ -62,7 +62,7 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
     card = _card(config, prepared) if earlier is None else _again(earlier, config, prepared)
     run_dir = config.run_dir if earlier else ranks.first(lambda: registry.claim(config))
     held = attempts.hold(run_dir)
-    checkpoint = ranks.first(lambda: checkpoints.newest_whole(run_dir))
+    checkpoint = ranks.first(lambda: checkpoints.to_go_on_from(run_dir))
     step = checkpoints.step_of(checkpoint) if checkpoint else 0
     card = attempts.begin(_foreseen(card, config, prepared), run_dir, step)
     registry.write(card, run_dir)

@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from qwen_vl_grpo import checkpoints
+from qwen_vl_grpo.errors import RegistryError
 
 
 @pytest.fixture
@@ -41,6 +42,14 @@ def test_a_checkpoint_with_a_fault_is_passed_over(saved, tmp_path, name, fault, 
         (newer / name).write_text("other" if fault == "changed" else "")
     assert checkpoints.newest_whole(tmp_path) == older
     assert f"{newer} is not as it was written" in caplog.text
+
+
+def test_a_run_does_not_begin_anew_because_its_only_checkpoint_lost_a_shard(saved, tmp_path):
+    assert checkpoints.to_go_on_from(tmp_path) is None
+    (saved(2) / "sharded/optimizer.pt").unlink()
+    with pytest.raises(RegistryError, match=r"checkpoint-2: sharded/optimizer.pt is gone .*; put the file back, or start another run"):
+        checkpoints.to_go_on_from(tmp_path)
+    assert checkpoints.to_go_on_from(saved(3).parent) == tmp_path / "checkpoint-3"
 
 
 def test_what_was_not_written_to_its_end_is_no_checkpoint(saved, tmp_path):
