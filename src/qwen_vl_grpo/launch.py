@@ -117,7 +117,7 @@ def cards(asked: str | None, machine: Hardware, environ: Mapping[str, str] = os.
         raise ConfigError(f"--gpus {asked}: give a number of cards, or their names with commas between them: 4, or 0,1,2")
     chosen = there[: int(asked)] if asked.isdigit() else tuple(filter(None, asked.split(",")))
     wanted = int(asked) if asked.isdigit() else len(chosen)
-    if len(set(chosen)) < wanted or not set(chosen) <= set(there):
+    if not wanted or len(set(chosen)) < wanted or not set(chosen) <= set(there):
         raise HardwareError(f"--gpus {asked}: this process sees {len(there)} cards ({', '.join(there)}); ask for some of these, each once")
     return chosen
 
