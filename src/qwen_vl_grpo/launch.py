@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -169,7 +170,10 @@ def run(config: RunConfig, launch: Launch, arguments: Sequence[str], restarts: i
         log.warning(reason)
         resume = ["--resume"] if begun and "--resume" not in arguments else []
         return run(config, launch, [*arguments, *resume], restarts - 1)
-    if signal.SIGUSR1 in outcome.asked and launch.nodes.rank == 0 and (job := os.environ.get("SLURM_JOB_ID")):
+    job = os.environ.get("SLURM_JOB_ID")
+    if (
+        signal.SIGUSR1 in outcome.asked and launch.nodes.rank == 0 and job and shutil.which("scontrol")
+    ):  # in a container its batch script does
         subprocess.run(["scontrol", "requeue", job], check=False)
     return outcome
 
