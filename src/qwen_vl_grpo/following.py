@@ -52,7 +52,6 @@ def follow(command: Sequence[str], environment: Mapping[str, str], logs: Logs, s
     with tempfile.TemporaryDirectory(prefix="grpo-launch-") as folder:
         records = Path(folder)
         told = {RECORDS: folder, LOGS: str(logs.folder.resolve()), LAUNCHER: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-        told |= {"PET_SHUTDOWN_TIMEOUT": str(GRACE)}
         asked: list[int] = []
         heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in heard}
@@ -135,18 +134,20 @@ def alive(pid: int) -> bool:
 
 
 def _until_the_end(process: subprocess.Popen[bytes], records: Path, asked: Sequence[int], show: Callable[[], None]) -> None:
-    """Until launcher and ranks are gone: each rank is told each signal once, and has GRACE seconds after the second one and after its
-    launcher's end, and LAST_WORDS after its own failure."""
+    """Until launcher and ranks are gone: each rank is told each signal once, and has GRACE seconds after the second one and after the end
+    of another rank or the launcher, and LAST_WORDS after its own failure."""
     told: dict[int, int] = {}
     deadline = None
     while True:
         show()
-        ranks = [rank for rank in _read(records) if alive(rank["pid"])]
+        known = _read(records)
+        ranks = [rank for rank in known if alive(rank["pid"])]
+        lost = any(rank.get("code", 1) not in (0, *STOPPED) for rank in known if rank not in ranks)
         if process.poll() is not None and not ranks:
             return
         if asked:
             (records / ASKED).touch()
-            if process.poll() is None and not _read(records):
+            if process.poll() is None and not known:
                 process.terminate()  # no rank is there yet, so nothing is lost
         for rank in ranks:
             for number in asked[told.get(rank["pid"], 0) :]:
@@ -155,7 +156,7 @@ def _until_the_end(process: subprocess.Popen[bytes], records: Path, asked: Seque
         if process.poll() is not None and deadline is None:
             for rank in ranks:
                 _send(os.kill, rank["pid"], signal.SIGTERM)
-        if process.poll() is not None or len(asked) > 1:
+        if process.poll() is not None or lost or len(asked) > 1:
             deadline = deadline or time.monotonic() + GRACE
         stuck = [rank for rank in ranks if rank.get("code") and time.time() - rank["ended"] > LAST_WORDS]
         for rank in ranks if deadline and time.monotonic() > deadline else stuck:
