@@ -8,7 +8,7 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
 .PHONY: demo demo-enhance demo-images demo-sign demo-shapes demo-video circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
-	bench-rendered bench-decoding overhead bench-gpu kill-resume faults clean
+	bench-rendered bench-decoding overhead bench-gpu kill-resume faults launch-cpu clean
 .DEFAULT_GOAL := help
 
 help:
@@ -87,6 +87,9 @@ kill-resume: .venv/.demo-ready  ## a run killed with -9 at ten random moments an
 
 faults: .venv/.dev-ready  ## runs met by faults on purpose: killed, without disk, Hub, W&B or judge, with broken files; what survived (docs/faults.md)
 	PYTHONPATH=src:. HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --seed $(SEED)
+
+launch-cpu: .venv/.demo-ready  ## `grpo launch` on two processes of this CPU: every strategy that runs here, ranks and launchers killed, restarts, stops (minutes)
+	$(BIN)/python -m benchmarks.launching
 
 overhead: .venv/.dev-ready  ## what a run adds to a step of a bare TRL script, in turns (docs/overhead.md)
 	PYTHONPATH=src:. $(BIN)/python -m benchmarks.overhead

@@ -53,6 +53,7 @@ def launch(
     resume = resume and (run.run_dir / "run.json").is_file()
     with planned.as_a_rank_sees_it():
         run = load(config, overrides)
+        configs.arithmetic(run)
         refuse_early(run, resume)
     show_log()
     arguments = ["train", "--config", config, *(part for given in overrides or () for part in ("--set", given))]

@@ -27,7 +27,7 @@ ASKED = "asked"
 """The file among the records that says that the ranks were asked to stop."""
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes of a run that was asked to stop."""
-GRACE = 8
+GRACE = 6
 """Seconds that a rank has to end once another one is gone: torchrun's own 30 would keep cards busy that wait for nobody."""
 HEARTBEAT, LAST_WORDS = 1.0, 30
 """Seconds between two looks for the launcher, and what a rank may take to save and leave where it is gone or has failed."""
@@ -52,7 +52,6 @@ def follow(command: Sequence[str], environment: Mapping[str, str], logs: Logs, s
     with tempfile.TemporaryDirectory(prefix="grpo-launch-") as folder:
         records = Path(folder)
         told = {RECORDS: folder, LOGS: str(logs.folder.resolve()), LAUNCHER: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-        told |= {"PET_SHUTDOWN_TIMEOUT": str(GRACE)}
         asked: list[int] = []
         heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in heard}
@@ -135,19 +134,21 @@ def alive(pid: int) -> bool:
 
 
 def _until_the_end(process: subprocess.Popen[bytes], records: Path, asked: Sequence[int], show: Callable[[], None]) -> None:
-    """Until launcher and ranks are gone: each rank is told each signal once, and has GRACE seconds after the second one and after its
-    launcher's end, and LAST_WORDS after its own failure."""
+    """Until launcher and ranks are gone: each rank is told each signal once, and has GRACE seconds after the second one and after the end
+    of another rank or the launcher, and LAST_WORDS after its own failure."""
     told: dict[int, int] = {}
     deadline = None
     while True:
         show()
-        ranks = [rank for rank in _read(records) if alive(rank["pid"])]
+        known = _read(records)
+        ranks = [rank for rank in known if alive(rank["pid"])]
+        lost = any(rank.get("code", 1) not in (0, *STOPPED) for rank in known if rank not in ranks)
         if process.poll() is not None and not ranks:
             return
         if asked:
             (records / ASKED).touch()
-            if not ranks and process.poll() is None:
-                process.terminate()  # nothing is under way that could be saved
+            if process.poll() is None and not known:
+                process.terminate()  # no rank is there yet, so nothing is lost
         for rank in ranks:
             for number in asked[told.get(rank["pid"], 0) :]:
                 _send(os.kill, rank["pid"], signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
@@ -155,7 +156,7 @@ def _until_the_end(process: subprocess.Popen[bytes], records: Path, asked: Seque
         if process.poll() is not None and deadline is None:
             for rank in ranks:
                 _send(os.kill, rank["pid"], signal.SIGTERM)
-        if process.poll() is not None or len(asked) > 1:
+        if process.poll() is not None or lost or len(asked) > 1:
             deadline = deadline or time.monotonic() + GRACE
         stuck = [rank for rank in ranks if rank.get("code") and time.time() - rank["ended"] > LAST_WORDS]
         for rank in ranks if deadline and time.monotonic() > deadline else stuck:
@@ -202,7 +203,8 @@ def _outcome(ranks: Sequence[dict[str, Any]], logs: Logs, returned: int, asked: 
     def first(pid: int) -> tuple[bool, bool, bool, float]:
         """One that was killed, then one that knows why it ended; those that only lost another come last."""
         end = ends.get(pid, {})
-        return "code" in end, end.get("kind") == "RankError", not end.get("kind"), end.get("ended", 0.0)
+        named = end.get("kind")
+        return "code" in end, named == "RankError", not named, float(end["rank"] != shown) if named else end.get("ended", 0.0)
 
     pid = min(failed, key=first)
     end = ends.get(pid, {})
@@ -210,7 +212,7 @@ def _outcome(ranks: Sequence[dict[str, Any]], logs: Logs, returned: int, asked: 
     by_itself = "code" in end
     last = logs.end_of(rank)
     reason = f"rank {rank}: {end['error'] or (last or ['?'])[-1]}" if by_itself else f"rank {rank} was killed ({_named(code)})"
-    unseen = [] if by_itself and rank == shown else [*last, f"error: {reason}"]
+    unseen = [] if by_itself and rank == shown else [*([] if end.get("kind") else last), f"error: {reason}"]
     return Outcome(code if code > 0 else 128 - code, reason, end.get("kind", ""), asked, unseen)
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -117,7 +118,7 @@ def cards(asked: str | None, machine: Hardware, environ: Mapping[str, str] = os.
         raise ConfigError(f"--gpus {asked}: give a number of cards, or their names with commas between them: 4, or 0,1,2")
     chosen = there[: int(asked)] if asked.isdigit() else tuple(filter(None, asked.split(",")))
     wanted = int(asked) if asked.isdigit() else len(chosen)
-    if len(set(chosen)) < wanted or not set(chosen) <= set(there):
+    if not wanted or len(set(chosen)) < wanted or not set(chosen) <= set(there):
         raise HardwareError(f"--gpus {asked}: this process sees {len(there)} cards ({', '.join(there)}); ask for some of these, each once")
     return chosen
 
@@ -169,7 +170,10 @@ def run(config: RunConfig, launch: Launch, arguments: Sequence[str], restarts: i
         log.warning(reason)
         resume = ["--resume"] if begun and "--resume" not in arguments else []
         return run(config, launch, [*arguments, *resume], restarts - 1)
-    if signal.SIGUSR1 in outcome.asked and launch.nodes.rank == 0 and (job := os.environ.get("SLURM_JOB_ID")):
+    job = os.environ.get("SLURM_JOB_ID")
+    if (
+        signal.SIGUSR1 in outcome.asked and launch.nodes.rank == 0 and job and shutil.which("scontrol")
+    ):  # in a container its batch script does
         subprocess.run(["scontrol", "requeue", job], check=False)
     return outcome
 

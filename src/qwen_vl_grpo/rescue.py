@@ -103,16 +103,16 @@ class Rescue(TrainerCallback):
         trainer._save_checkpoint(model, trial=None)
 
     def _agreed(self) -> bool:
-        """Whether any rank was asked to stop; from then on no signal keeps one from saving with the others."""
+        """Whether any rank was asked to stop; then all of them stop once they have saved, and no signal keeps one from that."""
         if asked := max(ranks.gathered(int(self.asked or 0))):
-            self.asked = signal.Signals(asked)
+            self.asked, self._together = signal.Signals(asked), False
             for number in self._before:
                 signal.signal(number, signal.SIG_IGN)
         return bool(asked)
 
     def _settled(self) -> None:
         self._settling = False
-        if self.asked is not None:
+        if self.asked is not None and not self._together:
             _stop(self.asked)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
