@@ -115,6 +115,12 @@ class Question:
     max_new_tokens: int
     temperature: float
     top_p: float = 1.0
+    seed: int | None = None
+    """Of the sampler; None takes the run's."""
+
+    @property
+    def drawn_with(self) -> int:
+        return self.run.config.seed if self.seed is None else self.seed
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,7 @@ def sampling(question: Question) -> Any:
 
     return SamplingParams(
         temperature=question.temperature, top_p=question.top_p, max_tokens=question.max_new_tokens, detokenize=False,
-        stop_token_ids=question.run.ends, seed=question.run.config.seed if question.temperature else None,
+        stop_token_ids=question.run.ends, seed=question.drawn_with if question.temperature else None,
         **forbid_vision_tokens(question.run.processor, use_vllm=True),
     )  # fmt: skip
 
