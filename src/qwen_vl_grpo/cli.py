@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from qwen_vl_grpo import __version__, cli_compare, cli_doctor, cli_infer, cli_publish, cli_runs, cli_studio
+from qwen_vl_grpo import __version__, cli_compare, cli_doctor, cli_evaluate, cli_infer, cli_publish, cli_runs, cli_studio
 from qwen_vl_grpo.cli_flags import AsJson, Debug, heed, show_log
 from qwen_vl_grpo.errors import GrpoError
 
@@ -22,6 +22,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 app.add_typer(cli_runs.app, name="runs")
 app.command()(cli_compare.compare)
 app.command()(cli_doctor.doctor)
+app.command()(cli_evaluate.evaluate)
 app.command()(cli_infer.infer)
 app.command()(cli_infer.serve)
 app.command()(cli_publish.publish)
