@@ -43,7 +43,3 @@ def test_a_killed_evaluation_goes_on_and_comes_to_the_same(workshop, finished, c
     assert whole[: len(begun[0])] == begun[0]
     assert len({line["item"] for line in whole}) == len(whole) == 36
     assert f"# {finished}" in done.stdout and "well-formed and right" in done.stdout
-
-
-def test_who_cannot_be_evaluated_is_refused_in_one_sentence(workshop, refused):
-    assert "is a model and no run, so --config has to say what it is asked" in refused(workshop.grpo("evaluate", "some/model"))

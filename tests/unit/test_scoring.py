@@ -57,7 +57,7 @@ def test_a_run_is_scored_and_compared_with_its_base_item_by_item(scored):
     assert len(set(sampled)) > 6, "each completion is drawn with a seed of its own"
 
 
-def test_what_a_kill_left_is_neither_repeated_nor_lost(scored):
+def test_what_a_kill_left_is_neither_repeated_nor_lost(scored, monkeypatch):
     whole = scoring.evaluate(scored, scored.config, ASKED)
     path = whole.folder / scoring.ITEMS
     content = path.read_bytes()
@@ -68,12 +68,8 @@ def test_what_a_kill_left_is_neither_repeated_nor_lost(scored):
     assert [record["item"] for record in again.records] == [record["item"] for record in whole.records]
     assert sorted(path.read_bytes().splitlines()) == sorted(content.splitlines())
     assert again.result["scores"] == whole.result["scores"]
-
-
-def test_an_evaluation_that_is_whole_loads_no_model(scored, monkeypatch):
-    done = scoring.evaluate(scored, scored.config, ASKED)
     monkeypatch.setattr(scoring, "TransformersBackend", None)
-    assert scoring.evaluate(scored, scored.config, ASKED).records == done.records
+    assert scoring.evaluate(scored, scored.config, ASKED).records == again.records, "what is whole needs no model"
 
 
 def test_answers_of_other_weights_are_not_taken_for_the_models(scored, checkpoint, tmp_path):
@@ -85,6 +81,9 @@ def test_answers_of_other_weights_are_not_taken_for_the_models(scored, checkpoin
     assert after.folder == before.folder
     assert [one["completion"] for one in after.records] != [one["completion"] for one in before.records]
     assert len(lines(after.folder / scoring.ITEMS)) == 4
+    one_row = scoring.evaluate(scored, scored.config, scoring.Asked(1, 0, "transformers", 2))
+    with pytest.raises(DataError, match=r"not asked the same \(rows differ\)"):
+        scoring.against(after, one_row)
     shutil.copy(f"{checkpoint('qwen2_5_vl')}/model.safetensors", folder)
     assert scoring.evaluate(subjects.find(str(folder), scored.config), scored.config, asked).records == before.records
 
@@ -98,13 +97,6 @@ def test_rows_that_a_run_was_trained_on_are_said(scored, config_of, rows):
     make_run(scored.run_dir.parent, "apart", scored.config.model_name, 2, **part)
     apart = scoring.evaluate(load("apart"), held_out, scoring.Asked(2, 0, "transformers", 2))
     assert "other rows of this very split (train); these were held out" in evaluated.markdown(apart.result)
-
-
-def test_two_that_were_asked_otherwise_are_not_compared(scored):
-    one = scoring.evaluate(scored, scored.config, scoring.Asked(2, 0, "transformers", 2))
-    other = scoring.evaluate(scored, scored.config, scoring.Asked(3, 0, "transformers", 2))
-    with pytest.raises(DataError, match=r"not asked the same \(rows differ\)"):
-        scoring.against(one, other)
 
 
 def test_who_is_neither_run_nor_model_is_refused(scored, tmp_path):
