@@ -58,6 +58,8 @@ def find(name: str, config: RunConfig | None, beside: RunPolicy | None = None) -
     if beside is not None and name == BASE:
         if isinstance(beside, ModelPolicy):
             raise RegistryError(f"--against base: {beside.config.model_name} is no run, so nothing is its base; name a model")
+        if beside.card.parent:
+            return loading.load(*registry.resolve(beside.card.parent["run_id"]))
         name = str((beside.run_dir / "warmup").resolve()) if beside.config.warmup else beside.config.model_name
         return replace(_model(name, beside.config), base_of=beside.run_id)
     if "/" not in name and (not Path(name).is_dir() or index.place(registry.actual(name))):

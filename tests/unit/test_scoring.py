@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -104,6 +105,8 @@ def test_who_is_neither_run_nor_model_is_refused(scored, tmp_path):
         subjects.find("scord", None)
     with pytest.raises(ConfigError, match="is a model and no run, so --config has to say what it is asked"):
         subjects.find("Qwen/Qwen2.5-VL-7B-Instruct", None)
+    begun_from = replace(scored, card=scored.card.model_copy(update={"parent": {"run_id": "scored"}}))
+    assert subjects.find("base", None, begun_from).run_id == "scored", "a run that started from another began there"
     with pytest.raises(RegistryError, match="is no run, so nothing is its base"):
         subjects.find("base", None, subjects.find(scored.config.model_name, scored.config))
 
