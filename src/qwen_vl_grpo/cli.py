@@ -19,6 +19,7 @@ from qwen_vl_grpo import (
     cli_audit,
     cli_compare,
     cli_doctor,
+    cli_evaluate,
     cli_infer,
     cli_launch,
     cli_probe,
@@ -35,6 +36,7 @@ app.add_typer(cli_runs.app, name="runs")
 app.command()(cli_audit.audit)
 app.command()(cli_compare.compare)
 app.command()(cli_doctor.doctor)
+app.command()(cli_evaluate.evaluate)
 app.command()(cli_infer.infer)
 app.command()(cli_infer.serve)
 app.command()(cli_launch.launch)

@@ -24,7 +24,7 @@ RewardFunction = Callable[..., list[float | None]]
 
 TRL's contract (trl 1.16, GRPOTrainer): `completions` is a list of chats, each [{"role": "assistant", "content": text}].
 In training a reward also gets `completion_ids`, `trainer_state`, `log_extra` and `log_metric`; in evaluation it does not, and with
-greedy completions it gets `moment` instead, the name of the evaluation.
+greedy completions it gets `moment` instead, the name of the evaluation; `grpo evaluate` gives `log_extra` alone.
 """
 
 

@@ -50,6 +50,11 @@ class RenderedReward:
         self.noises: list[float | None] = []
         """The standard error of each score of the last call, None where the judge tells none: the trainer knows the groups (groups.py)."""
 
+    @property
+    def identities(self) -> tuple[str, str]:
+        """Of the renderer and the judge: everything that decides a score beside what is drawn."""
+        return self._score.generator.identity, self._score.judge.identity
+
     def __call__(
         self,
         completions: Sequence[Any],

@@ -63,14 +63,14 @@ class TransformersBackend:
         while window := list(islice(left, self._window)):
             alike: dict[Any, list[Question]] = defaultdict(list)
             for question in window:
-                alike[question.run, question.temperature, question.max_new_tokens, question.top_p, question.drawn_with].append(question)
-            for (run, temperature, longest, top_p, seed), batch in alike.items():
+                alike[question.run, question.temperature, question.max_new_tokens, question.top_p].append(question)
+            for (run, temperature, longest, top_p), batch in alike.items():
                 for start in range(0, len(batch), self._batch_size):
                     self.take(run)  # who was given the answers before may have asked another run since
                     part = batch[start : start + self._batch_size]
                     samples = [question.sample for question in part]
                     with torch.random.fork_rng():
-                        torch.manual_seed(seed)
+                        torch.manual_seed(part[0].drawn_with)
                         rows, lengths = sampled(self.model, run.processor, samples, 1, temperature, longest, run.ends, top_p)
                     for question, ids, length in zip(part, rows, lengths, strict=True):
                         yield question, finished(ids, run.ends, length)
