@@ -179,7 +179,7 @@ def _started(run: RunPolicy, how: Mapping[str, Any], samples: Sequence[Sample]) 
     try:
         with closing(start(run)) as backend:
             if run.has_adapter:
-                backend.check(run, answering.canary(run))
+                backend.check(run, loading.canary(run))
             yield backend, run
     except TowerIgnored:
         with exporting.merged(run) as copy, closing(start(copy)) as backend:
