@@ -80,6 +80,8 @@ def test_importing_a_light_module_loads_no_heavy_library(name, tmp_path):
         ("runs",),
         ("runs", "--json"),
         ("runs", "show", "nothing"),
+        ("audit", "--help"),
+        ("audit", "nothing"),
         ("compare", "--help"),
         ("compare", "nothing", "nobody"),
         ("compare", "all"),
