@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from qwen_vl_grpo import (
-    answering,
     dataset,
     evaluation,
     exporting,

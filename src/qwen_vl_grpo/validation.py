@@ -5,14 +5,28 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 from PIL import Image
 
-from qwen_vl_grpo import dataset, evaluation, looks, policy, processors, registry, repeats, rewards, solve_rates, splits, tasks, warmup
+from qwen_vl_grpo import (
+    dataset,
+    evaluation,
+    looks,
+    policy,
+    processors,
+    registry,
+    repeats,
+    rewards,
+    solve_rates,
+    sources,
+    splits,
+    tasks,
+    warmup,
+)
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError, RewardError
 from qwen_vl_grpo.interfaces import RewardFunction, Sample, Task
@@ -55,7 +69,10 @@ def validate(config: RunConfig) -> Findings:
             shown = True
         seen |= looks.of(rows, report.folder, config.data.workers)
         found.doubts += [f"{report.name}: {doubt}" for doubt in repeats.within(repeats.read(rows))]
-        examined, faults = answers(dataset.to_samples(rows), task, weighted)
+        samples = dataset.to_samples(rows)
+        if dataset.several(config, name):
+            samples = [replace(sample, id=f"{sample.id} ({sample.columns[sources.DATASET]})") for sample in samples]
+        examined, faults = answers(samples, task, weighted)
         found.said.append(f"{report.name}: {examined}")
         found.faults += [f"{report.name}, {fault}" for fault in faults]
     if not found.faults:

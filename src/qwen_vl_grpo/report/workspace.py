@@ -7,7 +7,7 @@ from qwen_vl_grpo.report.comparison import Comparison
 
 
 def write(told: Comparison, markdown: str, page: str) -> str:
-    """Save a report with the tables and live curves of the runs, and return its address; `page` is what is there without W&B.
+    """Save a report with the tables, live curves and configs of the runs, and return its address; `page` is what is there without W&B.
 
     Raises TrackingError where wandb-workspaces is not installed, no run was tracked, or W&B refuses.
     """
@@ -26,7 +26,10 @@ def write(told: Comparison, markdown: str, page: str) -> str:
             reports.LinePlot(title=title, x="train/global_step", y=[metric if metric.startswith("eval/") else f"train/{metric}"])
             for metric, title in told.panels
         ]
-        blocks = [reports.MarkdownBlock(text=markdown), reports.PanelGrid(runsets=sets, panels=plots)]
+        blocks = [
+            reports.MarkdownBlock(text=markdown),
+            reports.PanelGrid(runsets=sets, panels=[*plots, reports.RunComparer(diff_only="split")]),
+        ]
         report = reports.Report(project=projects[0], title=told.title, blocks=blocks)
         report.save()
         return str(report.url)
