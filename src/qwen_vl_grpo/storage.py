@@ -12,8 +12,8 @@ PROCESSOR = 16 * 2**20
 """Tokenizer and processor of a published Qwen-VL; those of a local folder are looked at."""
 WORDS = (".json", ".txt", ".jinja", ".model")
 LIBRARIES, ENGINE = int(1.15 * GIB), int(1.6 * GIB)
-"""Host memory of Python with torch, transformers and TRL, and what vLLM adds: seen on a CPU with a tiny model (benchmarks/gpu_plan.py);
-the libraries of a card's driver are not counted."""
+"""Host memory of Python with torch, transformers and TRL, and what vLLM adds: seen on a CPU with a tiny model and Qwen's vocabulary
+(benchmarks/gpu_plan.py); a vocabulary of a demonstration takes 0.2 less, and the libraries of a card's driver are not counted."""
 
 
 @dataclass(frozen=True)
