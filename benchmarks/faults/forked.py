@@ -34,8 +34,8 @@ class Command:
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
-        assert self._process.pid
-        os.kill(self._process.pid, number)
+        if self.poll() is None and self._process.pid:
+            os.kill(self._process.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

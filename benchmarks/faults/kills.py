@@ -38,7 +38,10 @@ def training(place: Place, moments: dict[str, int]) -> str:
         if moment == "start":
             time.sleep(place.chance.uniform(0, 3))
             process.kill()
-        need(kill_resume.kill(process, run_dir, moment, place.chance) or process.wait() == -9, f"it ended before the kill in a {moment}")
+            killed = process.wait() < 0
+        else:
+            killed = kill_resume.kill(process, run_dir, moment, place.chance)
+        need(killed, f"it ended before the kill in a {moment}")
         again = ["--resume"] if (run_dir / "run.json").is_file() else []
         for folder in checkpoints.in_order(run_dir)[-1:]:
             need(checkpoints.whole(folder), f"{folder.name} is not whole after a kill in a {moment}")
@@ -52,7 +55,7 @@ def training(place: Place, moments: dict[str, int]) -> str:
 
 
 def _train(place: Place, run_id: str, *arguments: str) -> Command | subprocess.Popen[str]:
-    place.command("train", **kill_resume.CONFIG)
+    place.command("train", **kill_resume.CONFIG | {"max_steps": 30})
     return place.start([sys.executable, "-m", "qwen_vl_grpo", "train", "--config", "run.yaml", "--set", f"run_id={run_id}", *arguments])
 
 

@@ -6,7 +6,6 @@ last one then takes.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -105,7 +104,7 @@ def refuse_full(run_dir: Path, expected: int) -> None:
     needed = sum(path.stat().st_size for path in there[-1].rglob("*") if path.is_file()) if there else expected
     free = shutil.disk_usage(run_dir).free
     if free < needed:
-        raise OSError(errno.ENOSPC, f"it takes {needed / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free")
+        raise OSError(f"it takes {needed / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free")
 
 
 def step_of(folder: Path) -> int:
