@@ -33,6 +33,8 @@ def meet(collective: float | None = None) -> None:
     import torch
     from accelerate import PartialState
 
+    if not torch.cuda.is_available():  # accelerate would name it cpu:1, and torch 2.14 reads no optimizer's state back to such a place
+        os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
     given = {} if collective is None else {"timeout": timedelta(seconds=collective)}
     PartialState(cpu=not torch.cuda.is_available(), **given)
     if not torch.cuda.is_available():  # accelerate calls a process's device cpu:1, where torch.load finds nothing, so no run could go on

@@ -152,8 +152,8 @@ def exchanged():
     return seen
 
 
-def lora_run(folder, checkpoint, run_id):
-    """A run from its config to its card, in both processes; what each sampled, and the card."""
+def lora_run(folder, checkpoint, run_id, steps=2):
+    """A run from its config to its card, in both processes, resumed for a third step; what each sampled, and the card's metrics."""
     config = configs.check(
         {
             "run_id": run_id,
@@ -161,14 +161,14 @@ def lora_run(folder, checkpoint, run_id):
             "model_name": checkpoint,
             "dataset_name": str(folder.parent / "digits"),
         }
-        | {"dataset_split": "train", "use_vllm": False, "learning_rate": 1e-3, "max_steps": 2, "batch_size": 4, "num_generations": 4}
+        | {"dataset_split": "train", "use_vllm": False, "learning_rate": 1e-3, "max_steps": steps, "batch_size": 4, "num_generations": 4}
         | {"gradient_accumulation_steps": 1, "max_completion_length": 6, "gradient_checkpointing": False, "data": {"limit": 8}}
         | {"rewards": [{"function": f"{folder.parent / 'reward.py'}:said"}], "tracking": {"report_to": "none"}}
         | {"evaluation": {"dataset_split": "test", "samples": 2}}
     )
-    card = training.train(config)
+    card = training.train(config, resume=steps > 2)
     said = folder.parent / f"said-{ranks.place()}"
-    return {"said": said.rename(folder / run_id).read_text(encoding="utf-8"), "metrics": card.metrics}
+    return {"said": said.rename(folder / f"{run_id}-{steps}").read_text(encoding="utf-8"), "metrics": card.metrics}
 
 
 def main(folder, checkpoint):
@@ -189,6 +189,7 @@ def main(folder, checkpoint):
         seen["nothing"] = one_sees_nothing(whole, parted, processor)
         seen["states"] = unequal_cache_hits(folder, checkpoint, parted, processor)
         seen["runs"] = [lora_run(folder, checkpoint, run_id) for run_id in ("two-ranks", "two-ranks-again")]
+        lora_run(folder, checkpoint, "two-ranks", steps=3)
     torch.save(seen, folder / "seen.pt")
 
 
