@@ -7,7 +7,7 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo demo-enhance demo-images demo-sign demo-shapes demo-video circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
+.PHONY: demo demo-enhance demo-images demo-sign demo-shapes demo-video circle demo-control results show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
 	bench-rendered bench-decoding overhead bench-gpu kill-resume faults launch-cpu clean
 .DEFAULT_GOAL := help
 
@@ -37,6 +37,9 @@ demo-video: .venv/.demo-ready  ## a tiny policy learns which of four motions com
 
 demo-images: .venv/.demo-ready  ## pictures drawn from the states of the policy: text to image and image editing, with tiny models and a judge on this machine
 	$(BIN)/python -m demo.images
+
+results: .venv/.demo-ready  ## base against tuned on matrix puzzles, by the evaluator of `grpo evaluate`: writes docs/results_comparison.md (minutes)
+	$(BIN)/python -m demo.results --seed $(SEED)
 
 show: .venv/.demo-ready  ## the slow, learned demonstrations: three seeds and the controls
 	for seed in 0 1 2; do $(BIN)/python -m demo --seed $$seed && $(BIN)/python -m demo.sign --seed $$seed && \
