@@ -24,6 +24,7 @@ from qwen_vl_grpo import (
     hardware,
     index,
     item_scores,
+    loading,
     protocol,
     registry,
     splits,
