@@ -127,7 +127,7 @@ def serve(
     said = (
         f"http://127.0.0.1:{port}/v1, models: {', '.join(card.run_id for card, _ in found)}",
         f"key: in {key}" if key else "key: that of VLLM_API_KEY",
-        "pictures come as data: URLs; a run's system prompt (grpo runs show RUN_ID) is the client's to send",
+        "pictures and clips come as data: URLs; a run's system prompt (grpo runs show RUN_ID) is the client's to send",
     )
     serving.serve(runs, port, lambda: print("\n".join(said), file=sys.stderr, flush=True))
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from PIL import Image
 from safetensors import safe_open
@@ -18,7 +19,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # 
 from qwen_vl_grpo import dataset, model_card, policy, processors, registry, tasks
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError, RegistryError
-from qwen_vl_grpo.interfaces import RunCard, Sample, Task
+from qwen_vl_grpo.interfaces import Clip, RunCard, Sample, Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,11 +213,16 @@ def _check_base(run: RunPolicy, family: str) -> None:
         )
 
 
-def canary(run: RunPolicy) -> Question:
-    """A question that no one asked, with a picture where the run takes one, to see whether an adapter changes anything."""
-    gradient = [Image.linear_gradient("L").resize((112, 112)).convert("RGB")] * processors.sees(run.processor)
+def canary(run: RunPolicy, watched: bool = False) -> Question:
+    """A question that no one asked, with a picture where the run takes one, or that picture as a clip, to see whether an adapter
+    changes anything."""
     chat = [{"role": "system", "content": run.card.system_prompt}, {"role": "user", "content": "What is this?"}]
-    return Question(run, Sample("canary", chat, [dataset.fit(picture, run.processor, run.config) for picture in gradient], ""), 1, 0.0)
+    shown: dict[str, Any] = {"images": []}
+    if processors.sees(run.processor):
+        picture = dataset.fit(Image.linear_gradient("L").resize((112, 112)).convert("RGB"), run.processor, run.config)
+        clip = Clip(numpy.stack([numpy.asarray(picture)] * 2), (0, 1), 1.0, 2, "canary")
+        shown = {"images": [], "videos": [clip]} if watched else {"images": [picture]}
+    return Question(run, Sample("canary", chat, answer="", **shown), 1, 0.0)
 
 
 def groups(runs: Sequence[RunPolicy]) -> list[list[RunPolicy]]:

@@ -1,7 +1,8 @@
 """Runs as models of a vLLM server, which begins to listen when every adapter in its engine is seen to be in use.
 
 The server is vLLM's own, put together here from its parts, since `vllm serve` listens before its engine can be asked anything.
-It listens on the loopback alone and wants a key; it fetches no URL for anyone, so pictures come as data: URLs. What vLLM's
+It listens on the loopback alone and wants a key; it fetches no URL for anyone, so pictures and clips come as data: URLs, and what is
+seen of a clip is what the run saw in training, in place of vLLM's own choice of frames. What vLLM's
 key does not guard (vLLM's security guide: everything outside /v1) is why it must not listen elsewhere, and why its dev mode, which
 lets anyone run methods of the engine, is refused.
 """
@@ -22,15 +23,19 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from qwen_vl_grpo import loading, registry, vllm_backend
-from qwen_vl_grpo.errors import ConfigError
+from qwen_vl_grpo import clip_times, fetching, loading, policy, processors, registry, row_clips, vllm_backend
+from qwen_vl_grpo.errors import ConfigError, DataError
 from qwen_vl_grpo.loading import Question, RunPolicy
 from qwen_vl_grpo.rollouts import engine_errors
 
 log = logging.getLogger("qwen_vl_grpo")
 
-MOST_IMAGES = 8
-"""Pictures in one request; the server keeps memory for them."""
+MOST_IMAGES, MOST_CLIPS = 8, 2
+"""Pictures and clips in one request; the server keeps memory for them."""
+FRAMES = "grpo_run"
+"""What vLLM calls our way from a file to frames."""
+SEEN = {"fps", "frames", "min_frames", "max_frames", "max_tokens", "min_pixels", "max_pixels"}
+"""What of a `video` section decides what a policy sees of a clip."""
 
 
 def serve(runs: Sequence[RunPolicy], port: int, ready: Callable[[], object]) -> None:
@@ -39,14 +44,14 @@ def serve(runs: Sequence[RunPolicy], port: int, ready: Callable[[], object]) -> 
     Raises ConfigError for runs of several bases, EngineError if vLLM does not start, and RegistryError, before it listens, for a run
     whose adapter is not in use.
     """
-    words = arguments(runs, port)
+    options = _options(runs)
     import uvloop
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # vLLM takes it over when it listens; until then it ends the engine, too
-    uvloop.run(_serve(words, runs, ready))
+    uvloop.run(_serve(options, port, runs, ready))
 
 
-async def _serve(words: list[str], runs: Sequence[RunPolicy], ready: Callable[[], object]) -> None:
+async def _serve(options: dict[str, Any], port: int, runs: Sequence[RunPolicy], ready: Callable[[], object]) -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     try:
@@ -55,18 +60,21 @@ async def _serve(words: list[str], runs: Sequence[RunPolicy], ready: Callable[[]
     except ImportError:  # vLLM 0.25 has them elsewhere
         from vllm.entrypoints.openai import api_server as entry
         from vllm.entrypoints.openai import cli_args
-    parsed = cli_args.make_arg_parser(FlexibleArgumentParser()).parse_args(words)
+    parsed = cli_args.make_arg_parser(FlexibleArgumentParser()).parse_args(_arguments(runs, port, options))
+    clip_times.told()
+    if "media_io_kwargs" in options:
+        _see_as(next(run for run in runs if run.card.watches))
     async with AsyncExitStack() as engines:
         with engine_errors("the server started"):
             address, line = entry.setup_server(parsed, reuse_port=False)
             engine = await engines.enter_async_context(entry.build_async_engine_client(parsed))
-        await _check(engine, runs)
+        await _check(engine, runs, watched=options.get("limit_mm_per_prompt", {}).get("image") == 0)
         ready()
         ended = await entry.build_and_serve(engine, address, line, parsed)
     await ended
 
 
-async def _check(engine: Any, runs: Sequence[RunPolicy]) -> None:
+async def _check(engine: Any, runs: Sequence[RunPolicy], watched: bool) -> None:
     """Raise RegistryError for a run whose adapter, or a part of it, leaves what the server's engine answers as it is."""
     loop = asyncio.get_running_loop()
 
@@ -81,7 +89,7 @@ async def _check(engine: Any, runs: Sequence[RunPolicy]) -> None:
 
     adapters = vllm_backend.adapters_of(runs)
     for run, adapter in adapters.items():
-        asked = run, loading.canary(run), adapter, len(adapters) + 1, next_token, forget
+        asked = run, loading.canary(run, watched), adapter, len(adapters) + 1, next_token, forget
         moved = await asyncio.to_thread(vllm_backend.moved, *asked)
         await engine.remove_lora(adapter.lora_int_id)
         log.info("%s: its adapter moves a canary's log-probabilities%s", run.run_id, f" by {moved:.2g}" * math.isfinite(moved))
@@ -94,13 +102,58 @@ async def _next_token(engine: Any, question: Question, adapter: Any) -> dict[int
         return vllm_backend.likely(answered[-1])
 
 
-def arguments(runs: Sequence[RunPolicy], port: int) -> list[str]:
-    """The arguments of `vllm serve` for runs of one base; raises ConfigError for runs of several."""
+def _see_as(run: RunPolicy) -> None:
+    """Let vLLM's server see in a clip what this run saw in training: its frames, in its sizes, at their times."""
+    from vllm.multimodal.video import VIDEO_LOADER_REGISTRY, VideoLoader
+
+    patch = processors.merged_patch(run.processor)
+
+    @VIDEO_LOADER_REGISTRY.register(FRAMES)
+    class Frames(VideoLoader):
+        @classmethod
+        def load_bytes(cls, data: bytes, **_: Any) -> tuple[Any, dict[str, Any]]:
+            try:
+                (clip,), _remarks = row_clips.seen([fetching.clip_of(data)], run.config, patch)
+            except DataError as error:
+                raise ValueError(str(error)) from None  # what vLLM answers with 400
+            return clip.frames, processors.metadata(clip) | {"do_sample_frames": False}
+
+
+def _options(runs: Sequence[RunPolicy]) -> dict[str, Any]:
+    """Arguments of vLLM's LLM for what these runs may be shown; raises ConfigError for runs that one server cannot show it alike."""
     groups = loading.groups(runs)
     if len(groups) > 1:
         parted = "; ".join(", ".join(run.run_id for run in group) for group in groups)
         raise ConfigError(f"grpo serve: a server has one base model, and these runs have {len(groups)} ({parted}); start one for each")
-    options = vllm_backend.engine_options(runs, MOST_IMAGES)
+    images = MOST_IMAGES
+    for run in runs:
+        if run.card.watches and run.config.video.mode == "frames":
+            log.warning("%s learned from clips as pictures of their frames behind their times; the client has to send them so", run.run_id)
+            images = max(images, run.config.video.max_frames)
+    watching = [run for run in runs if run.card.watches and run.config.video.mode == "video"]
+    if not watching:
+        return vllm_backend.engine_options(runs, images)
+    if len({run.config.video.model_dump_json(include=SEEN) for run in watching}) > 1:
+        names = ", ".join(run.run_id for run in watching)
+        raise ConfigError(
+            f"grpo serve: a server chooses the frames of clips in one way, and the video sections of {names} differ; start one for each"
+        )
+    tower = [run.run_id for run in runs if run.has_adapter and any(policy.part(name) != "language" for name in run.tensors)]
+    if tower and len(watching) < len(runs):
+        raise ConfigError(
+            f"grpo serve: with adapters in the vision tower ({', '.join(tower)}) vLLM shows pictures or clips, and these runs learned from "
+            "both; start one server for each"
+        )
+    options = vllm_backend.engine_options(runs, 0 if tower else images, MOST_CLIPS)
+    if tower:
+        log.info("clips alone are taken: with adapters in the vision tower (%s) vLLM shows pictures or clips", ", ".join(tower))
+        options["limit_mm_per_prompt"] = options["limit_mm_per_prompt"] | {"image": 0}
+    sized = {"mm_processor_kwargs": options["mm_processor_kwargs"] | {"videos_kwargs": {"do_resize": False}}}
+    return options | sized | {"media_io_kwargs": {"video": {"video_backend": FRAMES}}}
+
+
+def _arguments(runs: Sequence[RunPolicy], port: int, options: Mapping[str, Any]) -> list[str]:
+    """Arguments of `vllm serve`."""
     named = "base" if runs[0].has_adapter else runs[0].run_id
     modules = [json.dumps({"name": run.run_id, "path": str(run.folder)}) for run in runs if run.has_adapter]
     return [
