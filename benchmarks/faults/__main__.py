@@ -119,7 +119,9 @@ def page(rows: list[Row], before: str = "") -> str:
     tried, survived, lost = map(sum, zip(*counts, strict=True))
     head = ["# Faults", "<!-- Made by `make faults`; run it again instead of changing this. -->", "", ABOUT]
     head += ["| fault | tried | survived | lost | what it says |", "|---|---|---|---|---|"]
-    return "\n".join([*head, *table, f"| all | {tried} | {survived} | {lost} | |", ""])
+    left = [fault.name for fault in FAULTS if fault.name not in lines]
+    tail = ["", f"Not tried yet: {'; '.join(left)}."] if left else []
+    return "\n".join([*head, *table, f"| all | {tried} | {survived} | {lost} | |", *tail, ""])
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import sys
@@ -18,13 +19,10 @@ import datetime, os, time
 real = time.time
 def jumping():
     return real() + (float(open("clock").read()) if os.path.exists("clock") else 0.0)
-class Clock(datetime.datetime):
-    @classmethod
-    def now(cls, tz=None):
-        return cls.fromtimestamp(jumping(), tz)
-time.time, datetime.datetime = jumping, Clock
-from qwen_vl_grpo.cli import main
-main()
+from qwen_vl_grpo import cli, registry
+time.time = jumping
+registry.now = lambda: datetime.datetime.fromtimestamp(jumping(), datetime.timezone.utc).isoformat(timespec="seconds")
+cli.main()
 """
 MEANWHILE = """
 {before}
@@ -162,12 +160,17 @@ def picture(place: Place) -> str:
     """A picture in the middle of the data is half there: the row is named, and left out on request."""
     rows = place.folder / "rows"
     shutil.copytree(place.folder / "digits", rows)
-    third = sorted((rows / "pictures").iterdir())[3]
-    third.write_bytes(third.read_bytes()[: third.stat().st_size // 2])
+    path = _picture(rows, 3)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     said = place.run("train", dataset_name="rows").sentence()
     need(place.run("train", dataset_name="rows", data={"limit": 8, "unusable": "drop"}).code == 0, "the others are not trained on")
     place.whole()
     return said
+
+
+def _picture(rows: Path, row: int) -> Path:
+    """The picture of a row that is trained on."""
+    return rows / json.loads((rows / "train.jsonl").read_text(encoding="utf-8").splitlines()[row])["image"]
 
 
 def picture_meanwhile(place: Place) -> str:
@@ -178,7 +181,7 @@ def picture_meanwhile(place: Place) -> str:
     with place.held_at(5, process):
         process.kill()
         place.end(process)
-    first = sorted((rows / "pictures").iterdir())[0]
+    first = _picture(rows, 0)
     content = first.read_bytes()
     Image.new("RGB", Image.open(first).size, "red").save(first)
     said = place.run("train", "--resume", dataset_name="rows").sentence()
