@@ -22,7 +22,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 def folder(checkpoint, tmp_path_factory):
     """What one process saw, and what two did that ran beside each other."""
     folder = tmp_path_factory.mktemp("ranks")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{PROJECT / 'src'}:{PROJECT}"}
+    own = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{PROJECT / 'src'}:{PROJECT}"}
+    environment = os.environ | own | {"GRPO_HOME": str(folder / "home")}
     given = str(folder), checkpoint("qwen2_5_vl")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", str(PROJECT / "tests/unit/two_processes.py"), *given]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
