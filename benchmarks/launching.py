@@ -215,8 +215,6 @@ ROWS: dict[str, Callable[[Bench], tuple[bool, str]]] = {
     "single": strategy("single", True),
     "ddp-lora": strategy("ddp", True),
     "ddp-full": strategy("ddp", False),
-    "fsdp2-lora": strategy("fsdp2", True),
-    "fsdp2-full": strategy("fsdp2", False),
     "kill-rank": kill_rank,
     "kill-launcher": kill_launcher,
     "stuck": kill_launcher_of_a_stuck_rank,

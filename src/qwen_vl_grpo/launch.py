@@ -16,19 +16,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwen_vl_grpo import attempts, following, footprint, planning, shapes
+from qwen_vl_grpo import attempts, following, planning, strategies
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import ConfigError, HardwareError, PolicyError
 from qwen_vl_grpo.following import Outcome
 from qwen_vl_grpo.hardware import Hardware
 from qwen_vl_grpo.index import PROJECT
+from qwen_vl_grpo.spreading import STRATEGIES
 
 log = logging.getLogger("qwen_vl_grpo")
 
 CONFIGS = {"single": "single", "ddp": "ddp", "zero2": "deepspeed_zero2", "zero3": "deepspeed_zero3", "fsdp2": "fsdp2"}
 """Strategy -> accelerate's config in configs/launch/."""
-SPLITS = {"zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "fsdp2": "FSDP"}
-"""What accelerate calls a strategy that splits the trainer over the cards."""
+TOLD = {
+    "zero2": {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"},
+    "zero3": {
+        "ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3", "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true",
+    },
+    "fsdp2": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"},
+}  # fmt: skip
+"""Strategy that splits the trainer -> what accelerate puts into the environment of a rank for our config of it."""
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
 PASSING = ("EngineError", "HubError", "JudgeError", "RankError")
 """Errors that may not come again; whatever else we can name, a restart does not mend."""
@@ -69,7 +76,7 @@ class Launch:
     def as_a_rank_sees_it(self) -> Iterator[None]:
         """Show this process for a while what a rank sees, so that it refuses what a rank would."""
         shown = self.environment | {"WORLD_SIZE": str(self.ranks)}
-        shown |= {f"ACCELERATE_USE_{SPLITS[self.strategy]}": "true"} if self.strategy in SPLITS else {}
+        shown |= TOLD.get(self.strategy, {})
         before = {name: os.environ.get(name) for name in shown}
         _set(shown)
         try:
@@ -89,7 +96,7 @@ def plan(config: RunConfig, machine: Hardware, asked: str, cards: tuple[str, ...
     processes = cpus or (1 if apart or asked == "single" else len(cards))
     strategy = asked
     if asked == "auto":
-        strategy = "single" if processes * nodes.count == 1 else _first_that_fits(config, memory, processes * nodes.count)
+        strategy = "single" if processes * nodes.count == 1 else _first_that_fits(config, machine, memory, processes * nodes.count)
     if apart and (strategy != "single" or nodes.count > 1):
         raise ConfigError(
             f"--strategy {strategy}: placement gives renderer or judge a card of its own, which the policy's other processes would take; "
@@ -135,17 +142,23 @@ def nodes(count: int, rank: int, address: str | None) -> Nodes:
     return Nodes(count, rank, host, int(port))
 
 
-def _first_that_fits(config: RunConfig, memory: float | None, ranks: int) -> str:
-    """A whole trainer on each card if it fits one, for nothing is sent but gradients; else the least that has to be split."""
-    if memory is None:
-        return "ddp"
+def _first_that_fits(config: RunConfig, machine: Hardware, memory: float | None, ranks: int) -> str:
+    """Of what is right for the config and can be had here: the way to share the trainer that sends the least and fits, or splits most."""
+    there = [name for name in STRATEGIES[1:] if not name.startswith("zero") or importlib.util.find_spec("deepspeed")]
+    among = [name for name in there if _right(config, name, machine)]
     try:
-        known = shapes.of(config)
+        fits = planning.strategy_that_fits(config, memory, ranks, among=among) if memory is not None else None
     except PolicyError:  # what is not known is not refused, either
-        return "ddp"
-    if planning.judge(config, known, footprint.Prompt(), "", memory).fits:
-        return "ddp"
-    return "fsdp2"
+        memory = fits = None
+    return among[0] if memory is None else fits or among[-1]
+
+
+def _right(config: RunConfig, strategy: str, machine: Hardware) -> bool:
+    try:
+        strategies.refuse(config, strategy, machine.accelerated, TOLD.get(strategy, {}))
+    except ConfigError:
+        return False
+    return True
 
 
 def command(launch: Launch, arguments: Sequence[str]) -> list[str]:

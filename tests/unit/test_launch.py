@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from qwen_vl_grpo import config as configs
-from qwen_vl_grpo import launch
+from qwen_vl_grpo import launch, strategies
 from qwen_vl_grpo.errors import ConfigError, HardwareError
 from qwen_vl_grpo.hardware import Hardware
 
@@ -93,7 +93,20 @@ SEVEN = {"model_name": "Qwen/Qwen2.5-VL-7B-Instruct", "use_vllm": False, "gradie
 
 def test_a_trainer_is_split_only_where_a_card_is_too_small_for_it():
     assert planned(**SEVEN).strategy == "ddp"
-    assert planned(**SEVEN, lora={"enabled": False}, memory=47.5).strategy == "fsdp2"
+    whole = SEVEN | {"lora": {"enabled": False}, "use_vllm": True, "vllm_gpu_memory_utilization": 0.3}
+    assert planned(**whole, memory=79.2).strategy == "fsdp2"
+
+
+def test_adapters_stay_whole_on_every_card_however_small_it_is(monkeypatch):
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)  # without DeepSpeed
+    assert planned(**SEVEN, memory=10.0).strategy == "ddp"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp2"])
+def test_the_launcher_refuses_as_a_rank_would(strategy):
+    shown = launch.Launch(strategy, 2, ("0", "1"), "CUDA_VISIBLE_DEVICES", launch.Nodes())
+    with shown.as_a_rank_sees_it():
+        assert strategies.named() == strategy
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from qwen_vl_grpo.errors import TrackingError
 from qwen_vl_grpo.report.comparison import Comparison
 
@@ -12,9 +14,10 @@ def write(told: Comparison, markdown: str, page: str) -> str:
     Raises TrackingError where wandb-workspaces is not installed, no run was tracked, or W&B refuses.
     """
     try:
-        import wandb_workspaces.reports.v2 as reports  # type: ignore[import-not-found]
+        import wandb_workspaces.reports.v2 as reports_v2
     except ImportError:
         raise TrackingError(f"--wandb: wandb-workspaces is not installed; `pip install wandb-workspaces`, or open {page}") from None
+    reports: Any = reports_v2  # it exports its classes, and does not say so
     tracked = [run for run in told.runs if "wandb" in run.card.tracking.get("report_to", ())]
     if not tracked:
         raise TrackingError(f"--wandb: none of these runs was tracked by W&B; open {page}")
