@@ -3,6 +3,8 @@
 SHELL := bash
 PYTHON ?= python3
 SEED ?= 0
+# One more than there are cores: many tests wait for a service to give up.
+WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? cores + 1 : 4)))
 BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
@@ -53,7 +55,7 @@ show: .venv/.demo-ready  ## the slow, learned demonstrations: three seeds and th
 	$(BIN)/python -m demo.motion_page
 
 test: .venv/.dev-ready hub-clients test-vllm containers  ## every test that needs no GPU, the engine lane and the images included
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 hub-clients:  # without it the tests of the second huggingface_hub are skipped, and say so
 	@$(MAKE) --no-print-directory .venv-hub2/.ready || [ "$$CI" != true ]

@@ -97,6 +97,8 @@ async def _check(engine: Any, runs: Sequence[RunPolicy], watched: bool) -> None:
 
 async def _next_token(engine: Any, question: Question, adapter: Any) -> dict[int, float]:
     prompt, _ = vllm_backend.request(question)
+    if question.sample.videos:
+        prompt.pop("mm_processor_kwargs", None)  # this server's engine was told for all clips
     with engine_errors("it was asked with and without an adapter"):
         answered = [one async for one in engine.generate(prompt, vllm_backend.one_token(), secrets.token_hex(8), lora_request=adapter)]
         return vllm_backend.likely(answered[-1])
