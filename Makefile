@@ -3,12 +3,14 @@
 SHELL := bash
 PYTHON ?= python3
 SEED ?= 0
+# One more than there are cores: many tests wait for a service to give up.
+WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? cores + 1 : 4)))
 BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo demo-enhance demo-images demo-sign demo-shapes demo-video circle demo-control show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
-	bench-rendered bench-decoding overhead bench-gpu kill-resume clean
+.PHONY: demo demo-enhance demo-images demo-sign demo-shapes demo-video circle demo-control results show test hub-clients test-vllm containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
+	bench-rendered bench-decoding overhead bench-gpu kill-resume faults launch-cpu clean
 .DEFAULT_GOAL := help
 
 help:
@@ -38,6 +40,9 @@ demo-video: .venv/.demo-ready  ## a tiny policy learns which of four motions com
 demo-images: .venv/.demo-ready  ## pictures drawn from the states of the policy: text to image and image editing, with tiny models and a judge on this machine
 	$(BIN)/python -m demo.images
 
+results: .venv/.demo-ready  ## base against tuned on matrix puzzles, by the evaluator of `grpo evaluate`: writes docs/results_comparison.md (minutes)
+	$(BIN)/python -m demo.results --seed $(SEED)
+
 show: .venv/.demo-ready  ## the slow, learned demonstrations: three seeds and the controls
 	for seed in 0 1 2; do $(BIN)/python -m demo --seed $$seed && $(BIN)/python -m demo.sign --seed $$seed && \
 		$(BIN)/python -m demo.shapes --seed $$seed || exit 1; done
@@ -50,7 +55,7 @@ show: .venv/.demo-ready  ## the slow, learned demonstrations: three seeds and th
 	$(BIN)/python -m demo.motion_page
 
 test: .venv/.dev-ready hub-clients test-vllm containers  ## every test that needs no GPU, the engine lane and the images included
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 hub-clients:  # without it the tests of the second huggingface_hub are skipped, and say so
 	@$(MAKE) --no-print-directory .venv-hub2/.ready || [ "$$CI" != true ]
@@ -84,6 +89,12 @@ bench: .venv/.dev-ready  ## how fast help and refusals are, against a bare inter
 
 kill-resume: .venv/.demo-ready  ## a run killed with -9 at ten random moments and resumed each time, against one left alone (minutes)
 	$(BIN)/python -m benchmarks.kill_resume --seed $(SEED)
+
+faults: .venv/.dev-ready  ## runs met by faults on purpose: killed, without disk, Hub, W&B or judge, with broken files; what survived (docs/faults.md)
+	PYTHONPATH=src:. HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --seed $(SEED)
+
+launch-cpu: .venv/.demo-ready  ## `grpo launch` on two processes of this CPU: every strategy that runs here, ranks and launchers killed, restarts, stops (minutes)
+	$(BIN)/python -m benchmarks.launching
 
 overhead: .venv/.dev-ready  ## what a run adds to a step of a bare TRL script, in turns (docs/overhead.md)
 	PYTHONPATH=src:. $(BIN)/python -m benchmarks.overhead

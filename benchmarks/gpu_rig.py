@@ -33,14 +33,19 @@ FOLDER = Path("outputs/gpu")
 
 
 def prepare(size: str, changes: Sequence[str]) -> tuple[RunConfig, assembly.Prepared]:
+    """The GPU smoke's config for a model of this size, and its data."""
+    config = settings(size, changes)
+    return config, assembly.prepare(config)
+
+
+def settings(size: str, changes: Sequence[str]) -> RunConfig:
     """The GPU smoke's config for a model of this size, answers of one forced length, nothing saved or scored."""
     fixed = [
         f"model_name={FOLDER}/{size}-random", "evaluation.dataset_split=null", "parity_every=null", "vllm_max_model_length=4096",
         "max_completion_length=512", "max_steps=100", "trl.generation_kwargs={ignore_eos: true}", "trl.lr_scheduler_type=constant",
         f"run_id=rows-{size}",
     ]  # fmt: skip
-    config = configs.load("configs/gpu/smoke.yaml", [*fixed, *changes])
-    return config, assembly.prepare(config)
+    return configs.load("configs/gpu/smoke.yaml", [*fixed, *changes])
 
 
 def ours(config: RunConfig, prepared: assembly.Prepared, run_dir: Path = FOLDER / "rows") -> VisionGRPOTrainer:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import gpu_clips, gpu_faults, gpu_rig
+from benchmarks import gpu_clips, gpu_faults, gpu_plan, gpu_rig
 from benchmarks.gpu_rig import FOLDER
 from qwen_vl_grpo import hardware, parity, policy
 
@@ -211,6 +211,8 @@ ROWS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "phase-3b": ("3b", partial(phase, changes=MANY)),
     "video-3b": ("3b", gpu_clips.measure),
     "memory-7b": ("7b", memory),
+    "plan-3b": ("3b", gpu_plan.measure),
+    "plan-7b": ("7b", gpu_plan.measure),
     "faithful-qwen3-4b": ("qwen3-4b", partial(faithful, changes=SHORT)),
     "faithful-7b": ("7b", partial(faithful, changes=[*HALF, *SHORT])),
 }

@@ -83,8 +83,8 @@ def processor(family: str, phrases: Sequence[str] = PHRASES, vocabulary: int = 3
     return kind(images, tokenizer(chat_template, phrases, vocabulary), video, chat_template=chat_template)
 
 
-def config(family: str, processing, size: str = "tiny", tied: bool = True):
-    """The family's config in one of SIZES; untied, the head has weights of its own."""
+def config(family: str, processing, size: str = "tiny", tied: bool = True, theta: float = 1e6):
+    """The family's config in one of SIZES; untied, the head has weights of its own. A small `theta` tells near places further apart."""
     words = getattr(processing, "tokenizer", processing)
     ids = {token: words.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
     shape: Any = SIZES[size]
@@ -94,12 +94,12 @@ def config(family: str, processing, size: str = "tiny", tied: bool = True):
         "vocab_size": len(words), "hidden_size": shape["hidden"], "intermediate_size": shape["intermediate"],
         "num_hidden_layers": shape["layers"], "num_attention_heads": shape["heads"], "num_key_value_heads": shape["kv_heads"],
         "head_dim": shape["head"], "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "mrope_section": shape["rotary"], "rope_theta": 1e6} | interleaved,
+        "rope_parameters": {"rope_type": "default", "mrope_section": shape["rotary"], "rope_theta": theta} | interleaved,
         "initializer_range": shape["spread"], "tie_word_embeddings": tied,
         "bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"],
     }  # fmt: skip
     if family in TEXT_FAMILIES:
-        return AutoConfig.for_model(family, **text | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}})
+        return AutoConfig.for_model(family, **text | {"rope_parameters": {"rope_type": "default", "rope_theta": theta}})
     vision = {"depth": seen["depth"], "num_heads": seen["heads"], "in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2}
     vision |= {"initializer_range": seen["spread"]}
     last = seen["depth"] - 1
@@ -128,12 +128,13 @@ def build(
     phrases: Sequence[str] = PHRASES,
     vocabulary: int = 340,
     tied: bool = True,
+    theta: float = 1e6,
 ) -> int:
     """Write a random checkpoint of `family` into `folder`; returns the number of its weights."""
     processing = processor(family, phrases, vocabulary)
     torch.manual_seed(seed)
     kind = AutoModelForCausalLM if family in TEXT_FAMILIES else AutoModelForImageTextToText
-    model = kind.from_config(config(family, processing, size, tied), dtype=torch.float32)
+    model = kind.from_config(config(family, processing, size, tied, theta), dtype=torch.float32)
     words = getattr(processing, "tokenizer", processing)
     model.generation_config.eos_token_id = words.eos_token_id
     model.generation_config.pad_token_id = words.pad_token_id

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
 from pathlib import Path
@@ -15,8 +16,20 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS.parent / "src"), str(DOCS.parent)]
 
-from docs import reward_logic, reward_logic_video  # noqa: E402 - the line above makes it importable
-from qwen_vl_grpo import cli, config, footprint, interfaces, model_card, rendered_sections, sections, shapes, video_sections  # noqa: E402
+from docs import reward_hacks, reward_logic, reward_logic_video  # noqa: E402 - the line above makes it importable
+from qwen_vl_grpo import (  # noqa: E402
+    cli,
+    config,
+    footprint,
+    interfaces,
+    model_card,
+    plan_text,
+    rendered_sections,
+    sections,
+    shapes,
+    spreading,
+    video_sections,
+)
 from qwen_vl_grpo import planning as plans  # noqa: E402
 
 NOTICE = "<!-- Made from the code by `make docs`; change the code instead. -->\n"
@@ -153,8 +166,9 @@ H100 (docs/rollouts.md), where the plan has a share of {share:.1f} and {asleep:.
 The first five are runs of the published stack, which recomputes a frozen vision tower and differentiates it; ours does not, and the plan
 counts ours, so it is a little low there.
 
-Not measured yet: full fine-tuning, 4 bits, some layers recomputed and others kept, Qwen2-VL and Qwen3-VL, any MI300X, and the card's own
-use in each phase beside torch's peak.
+{unseen}
+
+Not measured yet: 4 bits, Qwen2-VL and Qwen3-VL, any MI300X, several cards, renderer and judge, host memory beside the libraries of a card.
 
 ## The documented run
 
@@ -175,17 +189,49 @@ Renderer and judge are counted where they are placed: on the policy's card, on o
 from the headers of the safetensors files where these are here, else from kept sizes of the published ones (SD3-medium, Qwen-Image, whose
 text encoder is the policy and held once, CLIP); the plan names what it could not count. A picture takes what the VAE's decoder holds at
 full size, counted over the storages of the real classes; Qwen-Image decodes one at a time. A batch of pictures that does not fit is
-halved, as a run does. None of this has been measured on a card.
+halved, as a run does. None of this has been measured on a card. `configs/image_edit.yaml` with 16 completions on one card has the rows
+that the documentation names, and the plan says them beside ours:
 
-start: the engine starts beside the policy, and vLLM checks that its share is free; generate: it is awake, beside the policy and the
-optimizer; draw, score, backward, save: it sleeps, if `vllm_enable_sleep_mode` lets it. A prompt is taken to hold 256 tokens of text and one
-picture of `data.max_pixels`; `--text_tokens` and `--pictures` change that. Where a run does not fit, each knob is tried in this order until
-it does, alone and then together: the engine's share, its context, smaller micro-steps and more of them, gradient checkpointing, sleep mode,
-renderer.offload, LoRA, 4 bits, shorter completions, smaller pictures.
+| GB | documented | ours |
+|---|---|---|
+{rows_named}
+
+load: the policy alone; start: the engine starts beside the policy, and vLLM checks that its share is free; generate, evaluate: it is awake,
+beside the policy and the optimizer; draw, score, backward, optimizer, save: it sleeps, if `vllm_enable_sleep_mode` lets it. A prompt is
+taken to hold 256 tokens of text and one picture of `data.max_pixels`; `--text_tokens` and `--pictures` change that. Where a run does not
+fit, each knob is tried in this order until it does, alone and then together: the engine's share, its context, smaller micro-steps and more
+of them, gradient checkpointing, sleep mode, renderer.offload, LoRA, 4 bits, shorter completions, smaller pictures.
 
 `grpo train` refuses, before the model is loaded, a share that cannot fit beside the trainer and a card that another process fills, by the
 exact counts; and once the rows are read, what by the estimates does not fit with the longest of their prompts, which counts as all text
-there. `allow_tight_memory: true` overrules all three.
+there. `allow_tight_memory: true` overrules all three. Before that it refuses a disk without room for one checkpoint, and warns of one
+without room for all that are kept at once.
+
+## Hours
+
+Seconds of a step come from rows that measured whole steps on a card of that name (`src/qwen_vl_grpo/pace.py` keeps each with its row and
+date): LoRA, an engine that sleeps, one picture a prompt, Qwen2.5-VL of 3B and 7B. The generation is scaled by the length of the answers and
+by how many are made at once, between two rows or up to twice a row; learning by its tokens and the layers that are recomputed. It is the
+time of a step in which every answer is as long as it may be; evaluations come on top. A card, model or way to train that no row measured
+gets no hours.
+
+## Several cards
+
+`grpo plan --gpus N` shares the trainer among N of each card, in the first of these ways that fits; the engine stays whole on each card.
+
+| GiB that a process holds before activations, 7B, all weights learn, 8 cards | loaded | weights | optimizer | gradients |
+|---|---|---|---|---|
+{shared}
+
+ddp sends gradients in buckets, which are a second copy. DeepSpeed (zero2, zero3) keeps a float32 copy of what learns beside Adam's two
+states, buckets of {bucket:.1f} GB each way, and under zero3 up to {live:.1f} GB of gathered weights; with an adapter TRL gathers the whole
+model there to hand it to the engine. fsdp2 splits what each card has loaded whole. Counted from the libraries' defaults, not measured.
+
+## After the run
+
+A finished run holds its plan against what it measured: `plan` in its card, a table in training.log and in `grpo runs show RUN_ID`. On a
+card these are the memory in use when the engine starts, while it generates and before the optimizer, and torch's own peaks; everywhere the
+memory of the host, the size of a checkpoint and the median seconds of a step.
 """
 
 
@@ -199,15 +245,53 @@ def planning() -> str:
     documented = config.load(DOCS.parent / "configs/qwen_grpo.yaml")
     together = ["placement.renderer=auto", "placement.judge=auto", "placement.memory_shares={}"]
     drawn = config.load(DOCS.parent / "configs/prompt_enhancement.yaml", together)
+    edit = config.load(DOCS.parent / "configs/image_edit.yaml", ["gradient_accumulation_steps=16"])
+    ours = plan_text.documented(plans.plan(edit, [], known=kept(edit)))
     words = footprint.Prompt(pictures=0)
     return PLANNING.format(
-        drawn=plans.text(plans.plan(drawn, plans.CARDS.values(), words, kept(drawn))),
+        rows_named="\n".join(f"| {part} | {size} | {ours[part]:.1f} |" for part, size in plan_text.DOCUMENTED.items()),
+        unseen=unseen(),
+        shared="\n".join(shared()),
+        bucket=2 * spreading.BUCKET / 1e9,
+        live=2 * spreading.LIVE / 1e9,
+        drawn=plan_text.text(plans.plan(drawn, plans.CARDS.values(), words, kept(drawn))),
         notice=NOTICE,
         rows="\n".join(rows),
         share=0.4 * plans.CARDS["H100"][1],
         asleep=footprint.ENGINE_ASLEEP / footprint.GIB,
-        documented=plans.text(plans.plan(documented, plans.CARDS.values(), known=kept(documented))),
+        documented=plan_text.text(plans.plan(documented, plans.CARDS.values(), known=kept(documented))),
     )
+
+
+def unseen() -> str:
+    """The rows plan-3b and plan-7b, where they have been run."""
+    rows = []
+    for path in sorted((DOCS / "gpu_rows").glob("plan-*.json")):
+        row = json.loads(path.read_text(encoding="utf-8"))
+        for name, found in row["configurations"].items():
+            ratios = found.get("measured / predicted", {})
+            figures = [f"{ratios[figure]:.2f}" if figure in ratios else "" for figure in RATIOS]
+            rows.append(f"| {path.stem.removeprefix('plan-')}, {name} | {row['card']} | {' | '.join(figures)} |")
+    if not rows:
+        return "No configuration was predicted first and then run yet: the rows plan-3b and plan-7b of `make bench-gpu` do that."
+    head = [f"| configuration | card | {' | '.join(RATIOS)} |", "|---" * (len(RATIOS) + 2) + "|"]
+    told = "Measured over predicted, by `make bench-gpu ROW=plan-3b` and `ROW=plan-7b`, which predict before they run:"
+    return "\n".join([told, "", *head, *rows])
+
+
+RATIOS = ("start", "generate", "score", "backward", "save", "allocated by torch at most", "host", "checkpoint")
+
+
+def shared() -> list[str]:
+    """What one of eight processes holds, by the way the trainer is shared."""
+    run = config.check({"run_id": "shared", "model_name": "Qwen/Qwen2.5-VL-7B-Instruct", "lora": {"enabled": False}})
+    rows = []
+    for strategy in spreading.STRATEGIES:
+        spread = spreading.Spread(strategy, 8)
+        held = spreading.split(footprint.measure(run, kept(run)), run, kept(run), spread)
+        sizes = [held.loaded, held.weights, held.optimizer, held.gradients]
+        rows.append(f"| {strategy} | {' | '.join(f'{size / footprint.GIB:.1f}' for size in sizes)} |")
+    return rows
 
 
 def predicted(changes: dict, card: str, text: int, accumulation: int = 2) -> float:
@@ -247,6 +331,7 @@ PAGES = {
     "planning.md": planning,
     "sample_outputs/model_card.md": sample_card,
     "reward_logic.md": lambda: reward_logic.page(NOTICE),
+    "reward_hacks.md": lambda: reward_hacks.page(NOTICE),
     "reward_logic_video.md": lambda: reward_logic_video.page(NOTICE),
 }
 

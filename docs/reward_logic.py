@@ -23,7 +23,7 @@ PAGE = """\
 {notice}
 `task.mode` chooses the rewards of a run that lists none. `strict` is the default; `documented` pays what the published functions pay, for
 comparison. A list under `rewards:` goes before both, and may name any of these. The rewards of clips are in
-[reward_logic_video.md](reward_logic_video.md).
+[reward_logic_video.md](reward_logic_video.md), and completions that try to be paid for nothing in [reward_hacks.md](reward_hacks.md).
 
 | reward | range | weight, documented | weight, strict | it pays |
 |---|---|---|---|---|
@@ -42,7 +42,8 @@ In both modes the right answer in the right form earns the most: {documented} do
   other choice has. Nothing pays for being spelled nearly like the right one.
 - **A number** exactly, 42.0 for 42 but not 42.9; with the row's `precision` to half a unit of that decimal. Commas between thousands, a
   currency sign, a fraction and one known unit are read. A unit other than the row's `unit` is wrong. A percentage may be given as a share.
-  Any other word beside the number makes it a text: "42 apples" is not read as 42.
+  Any other word beside the number makes it a text: "42 apples" is not read as 42. So is a sum, a product or a root that is not worked out:
+  `6 \\times 7` is the question handed back. A fraction and a power of ten are worked out.
 - **A list** item by item, in order. **LaTeX** as math-verify reads it, compared by value (math-verify's own comparison would round 1/3 to
   0.333333). Formulas of more than 60 characters, or with brackets more than three deep, are not read: no answer may hold up a step.
 - What none of these reads is compared as words, whatever its case, spaces and wrapping (`**…**`, `$…$`, `\\boxed{{…}}`).
@@ -101,7 +102,12 @@ def completion(case: dict[str, str]) -> str:
     good = load()[0]["cases"][0]["text"]
     if "answer" in case:
         return good.replace("42", case["answer"])
-    return re.sub(r"x\*(\d+)", lambda letters: "x" * int(letters.group(1)), case["text"].replace("GOOD", good))
+    return letters(case["text"].replace("GOOD", good))
+
+
+def letters(text: str) -> str:
+    """A text with its x*300 written out."""
+    return re.sub(r"x\*(\d+)", lambda found: "x" * int(found.group(1)), text)
 
 
 def scored(mode: str, case: dict[str, str], gold: dict[str, Any]) -> list[str]:

@@ -27,7 +27,7 @@ def make_run(folder: Path, run_id: str, base: str, seed: int = 0, spread: float 
     model.save_pretrained(checkpoint)
     processor.save_pretrained(checkpoint)
     card = RunCard(
-        run_id=run_id, state="finished", task="visual_reasoning", base_model=base, config=config.model_dump(mode="json"),
+        run_id=run_id, state="finished", task=config.task.name, base_model=base, config=config.model_dump(mode="json"),
         system_prompt="You are a helpful assistant.", checkpoint="checkpoint-1", created=created or f"2026-01-01T00:00:{seed:02d}",
         checkpoint_files=registry.hash_files(folder / run_id, "checkpoint-1"),
     )  # fmt: skip

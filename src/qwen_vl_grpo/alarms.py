@@ -1,8 +1,9 @@
 """What goes wrong in GRPO without an error, with its likely cause and what to do.
 
-Pure functions over the metrics of steps (the lines of metrics.jsonl that hold a reward), so that an old run can be asked
-again. A window counts steps and not lines; nothing is said before one is full. An alarm stops nothing: what must stop a run
-(a gradient that is not a number, rollouts that are not the policy's own) raises where it is found.
+Pure functions over the metrics of steps (the lines of metrics.jsonl that hold a reward, with what was measured on held-out rows
+since the line before), so that an old run can be asked again. A window counts steps and not lines; nothing is said before one is
+full. An alarm stops a run only where `alarms.stop` names it: what must stop any run (a gradient that is not a number, rollouts
+that are not the policy's own) raises where it is found.
 """
 
 from __future__ import annotations
@@ -24,6 +25,20 @@ FORMAT_RISE, CORRECTNESS_RISE = 0.25, 0.02
 """Of the largest value seen so far. A format is learned first, so its rise must be large and the other's within noise."""
 LENGTH_SHARE = 0.5
 """Of the first window's length: half of the reasoning is gone."""
+LENGTH_GROWTH = 2.0
+"""Of the first window's length; a policy that earns more by reasoning longer is what GRPO is for, and no alarm."""
+KL = 1.0
+"""Nats a token from the reference: what the policy samples is then e times as likely to it, token by token."""
+MASKED_SHARE = 0.25
+"""A quarter of what was sampled is cut off at the bound of the importance weights, or thrown away."""
+FAILED_SHARE = 0.05
+"""One picture in twenty earns nothing because nobody judged it; `judge.most_failures` ends a run at its own share."""
+INDEPENDENT = ("eval/greedy/correct", "eval/greedy/quality", "eval/greedy/official")
+"""What is measured on rows that are not trained on, and not by the reward."""
+FALL, REWARD_RISE = 0.1, 0.05
+"""Of the best measured, twice in a row; and of the largest reward."""
+SLOWER = 2.0
+"""Times the first window's seconds a step, for each token of a completion."""
 ENTROPY_SHARE, SOLVED_SHARE = 0.1, 0.8
 """A tenth of the first window's entropy is what is left where rewards stop rising in arXiv 2505.22617; a policy that earns 0.8 of the
 best reward that any group has shown is sure because it is right."""
@@ -53,12 +68,17 @@ class Watch:
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
+        self.measured: dict[str, Any] = {}
         self.rang: list[dict[str, Any]] = []
         self.on: dict[str, dict[str, Any]] = {}
 
     def update(self, entry: Entry) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Take in a step's metrics and return the alarms that started with it and those that ended."""
-        self.entries.append(entry)
+        """Take in a line of metrics and return the alarms that started with it and those that ended; a score waits for its step."""
+        if "reward" not in entry:
+            self.measured |= {key: entry[key] for key in INDEPENDENT if key in entry}
+            return [], []
+        self.entries.append(self.measured | dict(entry))
+        self.measured = {}
         texts = active(self.entries)
         ended = [self.on.pop(name) for name in [*self.on] if name not in texts]
         started = [{"name": name, "first_step": entry["step"], "text": text} for name, text in texts.items() if name not in self.on]
@@ -73,8 +93,7 @@ def replay(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """The alarms that a finished run's metrics would have raised: name, first step, last step, text."""
     watch = Watch()
     for entry in entries:
-        if "reward" in entry:
-            watch.update(entry)
+        watch.update(entry)
     return watch.rang
 
 
@@ -131,11 +150,20 @@ def _rise(entries: Sequence[Entry], first: Sequence[Entry], recent: Sequence[Ent
     return (after - before) / largest if before is not None and after is not None and largest else 0.0
 
 
-def _length(entries: Sequence[Entry], recent: Sequence[Entry]) -> str | None:
+def _short(entries: Sequence[Entry], recent: Sequence[Entry]) -> str | None:
     before, after = (mean(part, "completions/mean_length") for part in (opening(entries, recent), recent))
     if not before or after is None or after >= LENGTH_SHARE * before:
         return None
     return f"completions shrank from {before:.0f} to {after:.0f} tokens"
+
+
+def _long(entries: Sequence[Entry], recent: Sequence[Entry]) -> str | None:
+    first = opening(entries, recent)
+    before, after = (mean(part, "completions/mean_length") for part in (first, recent))
+    longer = before and after is not None and after >= LENGTH_GROWTH * before
+    if not longer or _rise(entries, first, recent, "reward") > CORRECTNESS_RISE:
+        return None
+    return f"completions grew from {before:.0f} to {after:.0f} tokens and earn no more"
 
 
 def _entropy(entries: Sequence[Entry], recent: Sequence[Entry]) -> str | None:
@@ -159,10 +187,46 @@ def _zero(_: Sequence[Entry], recent: Sequence[Entry]) -> str | None:
     return f"no completion has earned anything for {STEPS} steps" if nothing else None
 
 
+def _kl(_: Sequence[Entry], recent: Sequence[Entry]) -> str | None:
+    apart = mean(recent, "kl")
+    return f"the policy is {apart:.2g} nats a token from its reference" if apart is not None and apart >= KL else None
+
+
+def _unjudged(_: Sequence[Entry], recent: Sequence[Entry]) -> str | None:
+    share = mean(recent, "rendered/failed")
+    return f"{share:.2f} of the pictures could not be drawn or judged" if share and share >= FAILED_SHARE else None
+
+
+def _reward_alone(entries: Sequence[Entry], recent: Sequence[Entry]) -> str | None:
+    for name in INDEPENDENT:
+        *earlier, before, last = [(0, 0.0)] * 3 + [(entry["step"], entry[name]) for entry in entries if is_number(entry.get(name))]
+        step, best = max(earlier, key=lambda pair: pair[1])
+        then = [entry for entry in entries if step - STEPS < entry["step"] <= step]
+        fell = best and max(before[1], last[1]) <= (1 - FALL) * best
+        if fell and _rise(entries, then, recent, "reward") >= REWARD_RISE:
+            return (
+                f"the reward rose from {mean(then, 'reward'):.2f} to {mean(recent, 'reward'):.2f} "
+                f"while {name} fell from {best:.2f} at step {step} to {last[1]:.2f}"
+            )
+    return None
+
+
+def _slow(entries: Sequence[Entry], recent: Sequence[Entry]) -> str | None:
+    first = opening(entries, recent)
+    before, after = mean(first, "step_time"), mean(recent, "step_time")
+    if not before or after is None:
+        return None
+    longer = (mean(recent, "completions/mean_length") or 1) / (mean(first, "completions/mean_length") or 1)
+    return f"a step takes {after:.1f} s, before {before:.1f} s" if after >= SLOWER * before * max(1.0, longer) else None
+
+
 def _disagreement(_: Sequence[Entry], recent: Sequence[Entry]) -> str | None:
     size, gap = mean(recent, "rollouts/effective_sample_size"), mean(recent, "rollouts/logp_difference/mean")
     if size is not None and size < SAMPLE_SIZE:
         return f"the importance weights leave {size:.2f} of the samples"
+    masked = mean(recent, "rollouts/masked_share")
+    if masked is not None and masked >= MASKED_SHARE:
+        return f"{masked:.2f} of the importance weights are cut off or masked"
     return f"vLLM's log-probabilities differ from the trainer's by {gap:.2g} a token" if gap is not None and gap > LOGP_GAP else None
 
 
@@ -174,20 +238,40 @@ ALARMS = (
     Alarm(
         "groups_without_spread", _without_spread,
         "All right: the data is too easy, so stop here or take harder rows. All wrong: the rows are too hard or the reward too strict. "
-        "In both cases raise num_generations or temperature",
+        "In both cases leave such rows out (`grpo probe`, data.filter; dynamic_sampling), or raise num_generations or temperature",
     ),
     Alarm(
         "format_without_correctness", _format_alone,
         "The format's weight drowns the rest, or its reward can be earned without an answer: lower its weight under rewards, and read "
         "the completions",
     ),
-    Alarm("length_collapse", _length, "A reward pays for short answers, or the format can be met without reasoning: read the completions"),
+    Alarm("length_collapse", _short, "A reward pays for short answers, or the format can be met without reasoning: read the completions"),
+    Alarm(
+        "length_runaway", _long,
+        "Length costs nothing and hides the answer: lower max_completion_length, keep loss_type: dapo, or reward the end of the text",
+    ),
     Alarm("entropy_collapse", _entropy, "The policy tries nothing else: lower learning_rate, raise temperature, or set beta above 0"),
+    Alarm("kl", _kl, "The policy has left its base: lower learning_rate, raise beta, or go on from an earlier checkpoint with init_from"),
+    Alarm(
+        "reward_alone", _reward_alone,
+        "The reward is met without the task, or the policy overfits its rows: read the best-paid completions, stop here, and take the "
+        "checkpoint that keep_best names",
+    ),
+    Alarm(
+        "judge_failures", _unjudged,
+        "Those completions teach nothing, and if they are of one kind the rest is biased: see training.log for the first failure; "
+        "limits are judge.requests_per_minute and judge.timeout",
+    ),
     Alarm("not_a_number", _not_a_number, "A reward judged nothing in this step (is its judge down?): see training.log"),
     Alarm(
         "zero_reward", _zero,
         "Nothing can be learned from it: look at the completions and at `grpo infer` of the base; the prompt does not ask for the format "
         "that the rewards want, or answers are cut off",
+    ),
+    Alarm(
+        "slow_step", _slow,
+        "Not the completions' length: rollouts/seconds/… and rendered/… say which part grew; a judge or a disk that has become slow, "
+        "or another process on the card",
     ),
     Alarm(
         "sampling_disagreement", _disagreement,

@@ -131,7 +131,7 @@ def _from_one_base(
         for run in group:
             try:
                 if run.has_adapter:
-                    moved = backend.check(run, canary(run))
+                    moved = backend.check(run, loading.canary(run))
                     log.info("%s: its adapter moves a canary's log-probabilities%s", run.run_id, f" by {moved:.2g}" * math.isfinite(moved))
             except TowerIgnored:
                 log.info("%s: vLLM leaves out what its adapter learned in the vision tower; answered from a merged copy", run.run_id)
@@ -168,13 +168,6 @@ def key_of(run: RunPolicy, item: Item, how: How) -> Key:
     return run.run_id, run.sha, item.id, hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
 
-def canary(run: RunPolicy) -> Question:
-    """A question that no one asked, with a picture where the run takes one, to see whether an adapter changes anything."""
-    gradient = [Image.linear_gradient("L").resize((112, 112)).convert("RGB")] * processors.sees(run.processor)
-    chat = [{"role": "system", "content": run.card.system_prompt}, {"role": "user", "content": "What is this?"}]
-    return Question(run, Sample("canary", chat, [dataset.fit(picture, run.processor, run.config) for picture in gradient], ""), 1, 0.0)
-
-
 def _system(run: RunPolicy, how: How) -> str:
     return run.card.system_prompt if how.system_prompt is None else how.system_prompt
 
@@ -196,14 +189,14 @@ def answers_of(
 
     def questions() -> Iterator[Question]:
         for item, opened in _ahead(lambda item: opened_of(item, how), items):
-            seen = _seen(item, opened, how)
+            seen = _seen(opened, how)
             for run in group:
                 if key_of(run, item, how) in answered:
                     continue
                 try:
                     if isinstance(opened, DataError):
                         raise opened
-                    question = _question(run, item, [picture.image for picture in opened], how, backend.context)
+                    question = _question(run, opened, how, backend.context)
                 except DataError as error:
                     at_fault.append((run, _record(run, item, how, backend.name) | {"error": str(error)}, ()))
                     continue
@@ -221,30 +214,34 @@ def answers_of(
     yield from at_fault
 
 
-def opened_of(item: Item, how: How) -> list[fetching.Picture] | DataError:
-    """An item's pictures, or what is wrong with it."""
+def opened_of(item: Item, how: How) -> Item | DataError:
+    """An item with its pictures opened and its clips on this disk, or what is wrong with it."""
     try:
         if item.error:
             raise DataError(item.error)
-        return item.opened or [fetching.picture(source, item.folder, how.allow_private_urls) for source in item.images]
+        fetched = {"folder": item.folder, "allow_private": how.allow_private_urls}
+        pictures = item.opened or [fetching.picture(source, **fetched) for source in item.images]
+        return replace(item, opened=pictures, clips=item.clips or [fetching.clip(source, **fetched) for source in item.videos])
     except DataError as error:
         return error
 
 
-def _seen(item: Item, opened: list[fetching.Picture] | DataError, how: How) -> Record:
+def _seen(opened: Item | DataError, how: How) -> Record:
     """The hashes of an item's pictures, and for an item that is shown later the names of their copies beside the journal."""
     if isinstance(opened, DataError):
         return {}
-    kept = {"pictures": [gallery.keep_picture(journal.folder(), picture.image) for picture in opened]} if item.id in how.shown else {}
-    return {"image_sha256": [picture.sha256 for picture in opened]} | kept
+    pictures: list[fetching.Picture] = opened.opened or []
+    kept = {"pictures": [gallery.keep_picture(journal.folder(), picture.image) for picture in pictures]} if opened.id in how.shown else {}
+    return {"image_sha256": [picture.sha256 for picture in pictures]} | kept
 
 
-def _question(run: RunPolicy, item: Item, images: Sequence[Image.Image], how: How, context: int) -> Question:
+def _question(run: RunPolicy, item: Item, how: How, context: int) -> Question:
+    """An opened item as this run is asked it."""
     own_system = item.messages[0]["role"] == "system"
     chat = item.messages if own_system else [{"role": "system", "content": _system(run, how)}, *item.messages]
-    sample = Sample(item.id, chat, [dataset.fit(image, run.processor, run.config) for image in images], "")
-    if item.videos:
-        sample = _watching(run, sample, [VideoFile(str(item.folder / path)) for path in item.videos])
+    sample = Sample(item.id, chat, [dataset.fit(picture.image, run.processor, run.config) for picture in item.opened or ()], "")
+    if item.clips:
+        sample = _watching(run, sample, item.clips)
     longest = item.max_new_tokens or how.max_new_tokens or run.config.max_completion_length
     length = len(loading.prompt_ids(run.processor, sample))
     if length + longest > context:
@@ -270,7 +267,7 @@ def _record(run: RunPolicy, item: Item, how: How, backend: str) -> Record:
         "run_id": run_id, "sha": sha, "item": name, "asked": asked, "prompt": item.prompt,
         "images": [fetching.shown(source) for source in item.images], "base_model": run.card.base_model, "backend": backend,
         "time": registry.now(), "error": None,
-    } | ({"videos": item.videos} if item.videos else {})  # fmt: skip
+    } | ({"videos": [fetching.shown(source) for source in item.videos]} if item.videos else {})  # fmt: skip
 
 
 def _told(question: Question, completion: Completion, asked: str, seconds: float) -> Record:

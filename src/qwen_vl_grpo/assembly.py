@@ -24,11 +24,14 @@ from qwen_vl_grpo import (
     planning,
     policy,
     processors,
+    ranks,
     registry,
+    reserve,
     rollouts,
     row_clips,
     server_rollouts,
     shapes,
+    sharding,
     splits,
     tasks,
     tracking,
@@ -77,6 +80,7 @@ def prepare(config: RunConfig, resume: bool = False) -> Prepared:
     rows, held_out = parts.train, dataset.to_samples(parts.held_out) if parts.held_out else []
     refuse_blind_rows(config, rows)
     refuse_clips_unshown(config, rows)
+    reserve.check(config, task, rows)
     warmup_rows = None
     if config.warmup is not None:
         warmup_rows = dataset.load(config, task, processor, config.warmup.dataset_name, config.warmup.dataset_split)
@@ -136,7 +140,7 @@ def load_policy(config: RunConfig, prepared: Prepared, run_dir: Path) -> Any:
         bar, aside = Bar("warm-up", config.warmup.steps), run_dir / ".warmup"
         model = policy.load_model(config.model_copy(update={"dtype": "float32"}))  # bfloat16 would round small updates away
         warmup.run(model, prepared.processor, prepared.warmup_rows, config, aside, [bar])
-        aside.rename(warmed)  # a kill in the middle leaves nothing that a resumed run would take
+        ranks.first(lambda: aside.rename(warmed))  # a kill in the middle leaves nothing that a resumed run would take
     model = policy.load_model(config, str(warmed) if config.warmup else None)
     set_seed(config.seed)  # the adapter's start is the same whether the warm-up ran in this attempt or in an earlier one
     policy.freeze(model, config.lora)
@@ -163,14 +167,20 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
             callbacks=[ledger],
             correction=config.importance_correction,
             checkpoint_limit=config.save_total_limit,
+            keep_best=config.keep_best,
             clip_of=row_clips.trained_on,
         )
+    if config.dynamic_sampling:
+        trainer.reserve = reserve.Reserve(prepared.rows, prepared.task, config.dynamic_sampling.reserve, config.seed)
     if trainer.ref_model is not None:  # full fine-tuning with a KL term: the same tokens, or two equal policies would differ
         policy.forbid(trainer.accelerator.unwrap_model(trainer.ref_model), processors.vision_token_ids(prepared.processor))
     if footprint.has_engine(config) and config.vllm_enable_sleep_mode and not trainer.vllm_generation.enable_sleep_mode:
         machine = hardware.detect()
         plan_awake(config, prepared, trainer, machine, hardware.memory_gib(machine))
     settings.moment = lambda: trainer.state.global_step
+    if processors.sees(prepared.processor):
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        sharding.look_alike(model.get_base_model() if isinstance(model, PeftModel) else model)
     for function in prepared.functions:
         if hold := getattr(function, "hold", None):  # a reward that draws from the policy's own states
             hold(trainer.accelerator.unwrap_model(trainer.model), prepared.processor)
@@ -261,12 +271,14 @@ def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run
         "scale_rewards": config.scale_rewards,
         "reward_weights": list(weights),
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "ddp_find_unused_parameters": not {"vision", "merger"}.isdisjoint(config.lora.parts),  # a batch of text uses neither
         "save_strategy": "steps",
         "save_steps": config.save_steps or config.max_steps,
         "logging_steps": config.logging_steps,
         "log_completions": config.tracking.log_completions,
         "log_multimodal": False,
         "num_completions_to_print": 0,
+        "shuffle_dataset": config.data.curriculum == "none",
         "report_to": list(config.tracking.trackers),
         "project": config.tracking.project,
         "bf16": on_gpu,

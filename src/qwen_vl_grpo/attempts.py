@@ -5,24 +5,35 @@ from __future__ import annotations
 import fcntl
 import json
 import math
+import signal
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
-from qwen_vl_grpo import checkpoints, registry
-from qwen_vl_grpo.config import RunConfig, check
+from qwen_vl_grpo import checkpoints, hardware, registry
+from qwen_vl_grpo.config import RunConfig, check, launched
 from qwen_vl_grpo.errors import ConfigError, RegistryError
 from qwen_vl_grpo.identity import differences
 from qwen_vl_grpo.interfaces import RunCard
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""What stops a run that then keeps its last step: Ctrl-C, a machine that is taken away, and what Slurm's --signal sends before that."""
 
 
 def resumable(config: RunConfig) -> RunCard:
     """The card of the run that this config goes on with; reads no weights.
 
-    Raises RegistryError if there is no such run, it is running or at its end, ConfigError with the keys that differ.
+    Raises RegistryError if there is no such run, it is running or at its end, ConfigError with the keys that differ or for
+    another number of processes.
     """
     card = begun(config)
+    before, now = card.hardware.get("processes", 1), launched()
+    if before != now:
+        raise ConfigError(
+            f"run_id {config.run_id}: was trained by {before} processes, and this launch has {now}: which rows a step takes and what seeds "
+            f"its rollouts follow from their number; resume it with {before}, or start another run from its weights with init_from"
+        )
     if ended(card, config):
         raise RegistryError(f"run_id {config.run_id}: has reached step {_reached(config)} already; raise max_steps to go on")
     if card.pruned:
@@ -53,7 +64,9 @@ def begun(config: RunConfig) -> RunCard:
 def ended(card: RunCard, config: RunConfig) -> bool:
     """Whether nothing of a run is left to do: its steps, and the scores after them."""
     reached = _reached(config)
-    return reached > config.max_steps or (card.state == "finished" and reached == config.max_steps)
+    if card.state != "finished" or reached != config.max_steps:
+        return reached > config.max_steps
+    return card.checkpoint is None or checkpoints.whole(config.run_dir / card.checkpoint)  # one that has changed on the disk is made again
 
 
 def _reached(config: RunConfig) -> int:
@@ -83,9 +96,11 @@ def parent(config: RunConfig) -> tuple[RunCard, Path] | None:
 def hold(run_dir: Path) -> IO[str]:
     """Keep every other process from this run until the file is closed or this process dies, by whatever hand.
 
-    Raises RegistryError if another process has it.
+    Of a run's own processes the main one has it for all. Raises RegistryError if another process has it.
     """
     file = (run_dir / ".lock").open("w", encoding="utf-8")
+    if not hardware.is_main_process():
+        return file
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -111,6 +126,19 @@ def end(card: RunCard, state: str, step: int) -> RunCard:
     return card.model_copy(update={"attempts": [*card.attempts[:-1], last]})
 
 
+def died(run_dir: Path, reason: str) -> None:
+    """Put on record why the processes of a run ended, which a process that is killed cannot say: on its card and in its log."""
+    card = registry.read(run_dir)
+    if card.state == "running":
+        lines = [line["step"] for line in metrics(run_dir) if line.get("attempt") == len(card.attempts)]
+        card = end(card, "failed", max([card.attempts[-1]["last_step"], *lines]))
+        card = card.model_copy(update={"state": "failed", "finished": registry.now()})
+    past = [*card.attempts[:-1], card.attempts[-1] | {"reason": reason}]
+    registry.write(card.model_copy(update={"attempts": past, "error": card.error or reason}), run_dir)
+    with (run_dir / "training.log").open("a", encoding="utf-8") as file:
+        file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S},000 WARNING qwen_vl_grpo: {reason}\n")
+
+
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl in the order they were written, without one that a kill cut short."""
     path, lines = run_dir / "metrics.jsonl", []
@@ -130,6 +158,21 @@ def standing(lines: Sequence[dict[str, Any]], step: float = math.inf) -> list[di
             kept = [earlier for earlier in kept if earlier["step"] < line["step"]]
         kept.append(line)
     return [line for line in kept if line["step"] <= step]
+
+
+def best(run_dir: Path, metric: str | None) -> tuple[Path, float] | None:
+    """The checkpoint at whose step a metric had last been highest, and its value; a metric that begins with - is best where it is lowest.
+
+    Of equal ones the earliest, which the value was measured for. None where no line of metrics up to a checkpoint has the metric.
+    """
+    if metric is None:
+        return None
+    name, sign = metric.removeprefix("-"), -1 if metric.startswith("-") else 1
+    lines = [line for line in standing(metrics(run_dir)) if line.get(name) is not None]
+    known = [(line["step"], line[name]) for line in lines if math.isfinite(line[name])]
+    there = [(folder, [value for step, value in known if step <= checkpoints.step_of(folder)]) for folder in checkpoints.in_order(run_dir)]
+    found = [(folder, values[-1]) for folder, values in there if values]
+    return max(found, key=lambda pair: sign * pair[1], default=None)
 
 
 def begins_anew(line: tuple[float, Any], before: tuple[float, Any]) -> bool:

@@ -10,9 +10,11 @@ import hashlib
 import logging
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from qwen_vl_grpo import index
+from qwen_vl_grpo.errors import RegistryError
 
 log = logging.getLogger("qwen_vl_grpo")
 
@@ -41,10 +43,15 @@ def sealed(folder: Path) -> bool:
 
 def whole(folder: Path) -> bool:
     """Whether every file of a checkpoint is there and as it was written."""
-    if not sealed(folder):
-        return False
-    lines = (folder / HASHES).read_text(encoding="utf-8").splitlines()
-    return all((folder / name).is_file() and sha256(folder / name) == expected for expected, _, name in (x.partition("  ") for x in lines))
+    return sealed(folder) and next(faults(folder), None) is None
+
+
+def faults(folder: Path) -> Iterator[str]:
+    """The files of a sealed checkpoint that are gone or not as they were written, say a process's part of a sharded optimizer."""
+    for line in (folder / HASHES).read_text(encoding="utf-8").splitlines():
+        expected, _, name = line.partition("  ")
+        if not (folder / name).is_file() or sha256(folder / name) != expected:
+            yield name
 
 
 def forget_missing(folder: Path) -> None:
@@ -67,10 +74,37 @@ def newest_whole(run_dir: Path) -> Path | None:
     return None
 
 
-def prune(run_dir: Path, limit: int | None) -> None:
-    """Delete all but the last `limit` checkpoints."""
-    for folder in in_order(run_dir)[: -limit if limit else 0]:
-        shutil.rmtree(folder, ignore_errors=True)
+def to_go_on_from(run_dir: Path) -> Path | None:
+    """The newest whole checkpoint, None where none was written; raises RegistryError where all are broken."""
+    found = newest_whole(run_dir)
+    if found is None and (written := in_order(run_dir)):
+        raise RegistryError(
+            f"{written[-1]}: {next(faults(written[-1]))} is gone or not as it was written, and there is no whole checkpoint before it; put "
+            "the file back, or start another run"
+        )
+    return found
+
+
+def prune(run_dir: Path, limit: int | None, step: int, best: Path | None = None) -> None:
+    """Delete all but the last `limit` checkpoints up to the step that was just saved, and the best.
+
+    A later one is of an attempt before this: it was not whole, so it must not push out one that is.
+    """
+    for folder in [path for path in in_order(run_dir) if step_of(path) <= step][: -limit if limit else 0]:
+        if folder != best:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def refuse_full(run_dir: Path, expected: int) -> None:
+    """Raise OSError where the disk has no room for another checkpoint, before a byte is written.
+
+    It takes as much as the newest one that is there, and the first one `expected` bytes.
+    """
+    there = in_order(run_dir)
+    needed = sum(path.stat().st_size for path in there[-1].rglob("*") if path.is_file()) if there else expected
+    free = shutil.disk_usage(run_dir).free
+    if free < needed:
+        raise OSError(f"it takes {needed / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free")
 
 
 def step_of(folder: Path) -> int:

@@ -15,18 +15,17 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from qwen_vl_grpo import environment, footprint, hardware
+from qwen_vl_grpo import environment, footprint, hardware, shapes, storage
 from qwen_vl_grpo.config import RunConfig
-from qwen_vl_grpo.errors import HardwareError
+from qwen_vl_grpo.errors import HardwareError, PolicyError
 from qwen_vl_grpo.findings import Finding
+from qwen_vl_grpo.footprint import GIB
 from qwen_vl_grpo.hardware import Hardware
 from qwen_vl_grpo.index import PROJECT
 
 ROOT = Path("/")
 SHARED_GIB = 1.0
 """Shared memory below which NCCL and data workers run out; docker gives 64 MB by default."""
-ROOM_GIB = 20.0
-"""Free disk below which a run on a card is warned: a few checkpoints of a 7B model with their optimizer states."""
 NVIDIA_DRIVERS = {11: 450, 12: 525, 13: 580}
 """Major version of CUDA -> the oldest branch of drivers that it runs on."""
 IMAGE = Path("/opt/grpo")
@@ -36,7 +35,7 @@ LOCKS = {"cuda": "image-cuda.lock", "rocm": "image-rocm.lock"}
 
 def quick(config: RunConfig, machine: Hardware, root: Path = ROOT) -> list[Finding]:
     """Everything that can be told before a run without importing torch."""
-    return [gpu(config, machine, root), *machine_only(machine, root), *engine(config, machine), outputs(config, machine), locked(machine)]
+    return [gpu(config, machine, root), *machine_only(machine, root), *engine(config, machine), outputs(config), locked(machine)]
 
 
 def machine_only(machine: Hardware, root: Path = ROOT) -> list[Finding]:
@@ -134,19 +133,28 @@ def shared_memory(machine: Hardware, root: Path = ROOT) -> Finding:
     return Finding("shared memory", verdict, found, "start docker with --ipc=host or --shm-size=16g", {"gib": gib})
 
 
-def outputs(config: RunConfig, machine: Hardware) -> Finding:
-    """Whether the run's folder can be made, and how much room its disk has."""
+def outputs(config: RunConfig) -> Finding:
+    """Whether the run's folder can be made, and whether its disk has room for the checkpoints."""
     folder = nearest(Path(config.output_dir))
     try:
         tempfile.TemporaryFile(dir=folder).close()  # permissions alone do not tell of read-only mounts
     except OSError as error:
         found = f"output_dir {config.output_dir}: {folder} cannot be written by user {os.getuid()} ({error.strerror})"
         return Finding("outputs", "fail", found, "mount a volume there that this user may write to, or set output_dir")
-    gib = shutil.disk_usage(folder).free / 2**30
-    if machine.accelerated and gib < ROOM_GIB:
-        found = f"{gib:.1f} GiB are free for {config.output_dir}, and a few checkpoints with optimizer states may take {ROOM_GIB:.0f}"
-        return Finding("outputs", "warn", found, "make room, or lower save_total_limit", {"free_gib": gib})
-    return Finding("outputs", "ok", f"{config.output_dir}, {gib:.1f} GiB free", figures={"free_gib": gib})
+    free = shutil.disk_usage(folder).free
+    figures, room = {"free_gib": free / GIB}, f"{free / GIB:.1f} GiB are free for {config.output_dir}"
+    try:
+        written = storage.disk(config, known := shapes.of(config), footprint.measure(config, known))
+    except PolicyError:  # a model that is not here yet and not known
+        return Finding("outputs", "ok", room, figures=figures)
+    figures |= {"checkpoint_gib": written.checkpoint / GIB, "run_gib": written.whole / GIB}
+    if free < written.checkpoint + written.warmup:
+        found = f"{room}, and a checkpoint of run {config.run_id} takes {written.checkpoint / GIB:.1f}"
+        return Finding("outputs", "fail", found, "make room, or set output_dir", figures)
+    if free < written.whole:
+        found = f"{room}, and {written.checkpoints} checkpoints of run {config.run_id} take {written.whole / GIB:.1f}"
+        return Finding("outputs", "warn", found, "make room, set or lower save_total_limit, or raise save_steps", figures)
+    return Finding("outputs", "ok", room, figures=figures)
 
 
 def nearest(folder: Path) -> Path:

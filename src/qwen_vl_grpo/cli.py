@@ -14,24 +14,39 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from qwen_vl_grpo import __version__, cli_compare, cli_doctor, cli_infer, cli_publish, cli_runs, cli_studio
-from qwen_vl_grpo.cli_flags import AsJson, Debug, heed, show_log
+from qwen_vl_grpo import (
+    __version__,
+    cli_audit,
+    cli_compare,
+    cli_doctor,
+    cli_evaluate,
+    cli_infer,
+    cli_launch,
+    cli_probe,
+    cli_publish,
+    cli_runs,
+    cli_studio,
+    cli_validate,
+)
+from qwen_vl_grpo.cli_flags import AsJson, Config, Debug, Overrides, load, refuse_early, show_log
 from qwen_vl_grpo.errors import GrpoError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(cli_runs.app, name="runs")
+app.command()(cli_audit.audit)
 app.command()(cli_compare.compare)
 app.command()(cli_doctor.doctor)
+app.command()(cli_evaluate.evaluate)
 app.command()(cli_infer.infer)
 app.command()(cli_infer.serve)
+app.command()(cli_launch.launch)
+app.command()(cli_probe.probe)
 app.command()(cli_publish.publish)
 app.command()(cli_studio.studio)
+app.command()(cli_validate.validate)
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a disk says that has no room."""
-
-Config = Annotated[str, typer.Argument(help="The run's YAML file.", metavar="CONFIG")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set data.workers=4. Repeatable.")]
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""What a disk says that has no room, or has become read-only."""
 
 
 def _version(asked: bool) -> None:
@@ -58,7 +73,7 @@ def train(
     from qwen_vl_grpo import config as configs
     from qwen_vl_grpo import data_places, hardware, registry
 
-    run = _load(config, overrides)
+    run = load(config, overrides)
     if run.init_from:  # an alias may stand for another run by the time this one is resumed
         run = run.model_copy(update={"init_from": registry.actual(run.init_from)})
     arithmetic = configs.arithmetic(run)
@@ -75,7 +90,7 @@ def train(
     if seeds:
         _train_group(run, seeds, resume, debug)
         return
-    _refuse_early(run, resume)
+    refuse_early(run, resume)
     hardware.quiet_libraries()
     show_log()
     from qwen_vl_grpo import training
@@ -89,7 +104,7 @@ def prepare(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = No
     """Check and size the rows of a run once, keep them in the cache, and say what was kept and what dropped, and why."""
     from qwen_vl_grpo import hardware, tasks
 
-    run = _load(config, overrides)
+    run = load(config, overrides)
     task = tasks.build(run.task)
     hardware.quiet_libraries()
     show_log(sys.stdout)
@@ -102,50 +117,29 @@ def prepare(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = No
 
 
 @app.command()
-def validate(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = None, debug: Debug = False) -> None:
-    """Look at all the data of a run: rows, tokens, answers and rewards, and one prompt as the policy sees it; exit code 1 on faults."""
-    from qwen_vl_grpo import config as configs
-    from qwen_vl_grpo import hardware, tasks
-
-    run = _load(config, overrides)
-    step = configs.elsewhere(run)
-    tasks.build(run.task)
-    hardware.quiet_libraries()
-    from qwen_vl_grpo import validation
-
-    found = validation.validate(run)
-    print("\n".join([*found.said, f"a step: {step}"]))
-    for fault in found.faults[:20]:
-        print(f"fault: {fault}")
-    if found.faults:
-        print(f"{len(found.faults)} faults" + ", the first 20 above" * (len(found.faults) > 20))
-        raise typer.Exit(1)
-    print("no faults")
-
-
-@app.command()
 def plan(
     config: Annotated[str, typer.Option("--config", help="The run's YAML file.")] = "configs/qwen_grpo.yaml",
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set batch_size=4. Repeatable.")] = None,
     card: Annotated[str | None, typer.Option("--card", help="Only this card: MI300X, H200, H100, 24GB, or its GiB.")] = None,
     text_tokens: Annotated[int, typer.Option("--text_tokens", min=1, help="Tokens of text in the longest prompt.")] = 256,
     pictures: Annotated[int, typer.Option("--pictures", min=0, help="Pictures in the longest prompt.")] = 1,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Share the trainer among so many of each card.")] = 1,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Say whether a config fits each card, and which knob to turn if not; exit code 1 if the card of --card is too small."""
     from qwen_vl_grpo import config as configs
-    from qwen_vl_grpo import hardware, planning
+    from qwen_vl_grpo import hardware, plan_text, planning
 
-    run = _load(config, overrides)
+    run = load(config, overrides)
     configs.elsewhere(run)
-    cards = [planning.named(card)] if card else list(planning.CARDS.values())
+    cards = [planning.named(card)] if card and card != "all" else list(planning.CARDS.values())
     machine = hardware.detect()
-    if not card and (own := hardware.memory_gib(machine)):
+    if card in (None, "all") and (own := hardware.memory_gib(machine)):
         cards.append((f"here: {machine.name}", own))
-    planned = planning.plan(run, cards, planning.Prompt(text_tokens, pictures))
-    print(json.dumps(dataclasses.asdict(planned), indent=2) if as_json else planning.text(planned))
-    if card and not planned.cards[0].fits:
+    planned = planning.plan(run, cards, planning.Prompt(text_tokens, pictures), ranks=gpus)
+    print(json.dumps(dataclasses.asdict(planned), indent=2) if as_json else plan_text.text(planned))
+    if card and card != "all" and not planned.cards[0].fits:
         raise typer.Exit(1)
 
 
@@ -182,30 +176,15 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         sys.exit(f"error: {' '.join('; '.join([str(error), *getattr(error, '__notes__', [])]).split())}")
     except OSError as error:
-        if "--debug" in arguments or error.errno not in FULL:
+        if "--debug" in arguments or error.errno not in UNWRITABLE:
             raise
-        sys.exit(f"error: {error.filename or 'a file'}: cannot be written ({error.strerror}); make room on that disk")
-    except SystemExit as end:  # typer turns Ctrl-C into it, and a run SIGTERM
-        if end.code in (130, 143):
+        sys.exit(f"error: {error.filename or 'a file'}: cannot be written ({error.strerror}); make room on that disk, or make it writable")
+    except SystemExit as end:  # typer turns Ctrl-C into it, and a run the other signals that stop it
+        from qwen_vl_grpo.attempts import STOPS
+
+        if end.code in [128 + number for number in STOPS]:
             print("interrupted", file=sys.stderr)
         raise
-
-
-def _load(config: str, overrides: list[str] | None) -> Any:
-    """The run config of a file, with its names known and what they name fit for each other; raises ConfigError, DataError."""
-    from qwen_vl_grpo import config as configs
-    from qwen_vl_grpo import dataset_registry, tasks
-
-    run = configs.load(config, overrides or ())
-    dataset_registry.check(run)
-    if ".py:" not in run.task.name:  # a config is read without running anyone's code
-        tasks.build(run.task)
-    if run.renderer or run.judge:
-        from qwen_vl_grpo import rendered_parts
-
-        rendered_parts.check_names(run.renderer, run.judge)
-        rendered_parts.check_fit(run.task.name, run.renderer, run.judge)
-    return run
 
 
 def _train_group(run: Any, count: int, resume: bool, debug: bool) -> None:
@@ -214,32 +193,9 @@ def _train_group(run: Any, count: int, resume: bool, debug: bool) -> None:
 
     todo = seeds.left(run, count, resume)
     for first, begun in todo[:1]:
-        _refuse_early(first, begun)
+        refuse_early(first, begun)
     show_log()
     print(seeds.text(seeds.train(run, count, todo, debug)))
-
-
-def _refuse_early(run: Any, resume: bool) -> None:
-    """Everything that can be refused without torch."""
-    from qwen_vl_grpo import attempts, checks, data_places, environment, hardware, planning, publishing, registry, rewards, tasks, tracking
-
-    if resume:
-        attempts.resumable(run)
-    else:
-        registry.refuse_existing(run)
-        attempts.parent(run)
-    task = tasks.build(run.task)
-    for entry in run.rewards:
-        if ".py:" not in entry.function and entry.function not in task.own_rewards:
-            rewards.find(entry.function)
-    machine = hardware.detect()
-    heed(checks.quick(run, machine) + environment.settle(machine, run))
-    if not run.allow_tight_memory and (memory := hardware.memory_gib(machine)):
-        planning.refuse(run, memory)
-        planning.refuse_occupied(run, memory, *hardware.occupied(machine))
-    tracking.refuse(run)
-    publishing.refuse(run)
-    data_places.find(run)
 
 
 def _load_env_file() -> None:

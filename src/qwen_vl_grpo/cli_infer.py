@@ -38,7 +38,7 @@ def infer(
     run_id: Runs,
     prompt: Annotated[str | None, typer.Option("--prompt", help="The question; with --input, for rows without one.")] = None,
     image_path: Annotated[list[str] | None, typer.Option("--image_path", help="A picture: a file or a URL. Repeatable.")] = None,
-    video_path: Annotated[list[str] | None, typer.Option("--video_path", help="A clip: a file. Repeatable.")] = None,
+    video_path: Annotated[list[str] | None, typer.Option("--video_path", help="A clip: a file or a URL. Repeatable.")] = None,
     batch: Annotated[str | None, typer.Option("--input", help="Many questions: JSONL, CSV, OpenAI batch, a folder of pictures.")] = None,
     output: Annotated[
         Path | None,
@@ -50,7 +50,7 @@ def infer(
     top_p: Annotated[float, typer.Option("--top_p", min=0.01, max=1.0, help="Sample from the likeliest tokens of this share.")] = 1.0,
     backend: Backend = "auto",
     batch_size: Annotated[int, typer.Option("--batch_size", min=1, help="Answers that transformers writes at once.")] = 8,
-    allow_private_urls: Annotated[bool, typer.Option("--allow_private_urls", help="Fetch pictures from private addresses, too.")] = False,
+    allow_private_urls: Annotated[bool, typer.Option("--allow_private_urls", help="Fetch from private addresses, too.")] = False,
     retry_errors: Annotated[bool, typer.Option("--retry_errors", help="Ask again what could not be asked or drawn the last time.")] = False,
     draw: Annotated[bool, typer.Option("--draw", help="Draw each answer, too, with the renderer of the run that gave it.")] = False,
     picture_dir: Annotated[
@@ -71,13 +71,9 @@ def infer(
         raise DataError("--picture_dir is where --draw puts pictures; add --draw, or leave it out")
     if batch is None:
         opened = [fetching.picture(source, allow_private=allow_private_urls) for source in image_path or ()]
-        if video_path:
-            from qwen_vl_grpo import footage
-
-            for path in video_path:  # what is no clip is named before a model is loaded
-                footage.probe(path)
+        clips = [fetching.clip(source, allow_private=allow_private_urls) for source in video_path or ()]
         chat = [{"role": "user", "content": prompt}]
-        asked = items.Batch([items.Item("prompt", chat, image_path or [], opened=opened, videos=video_path or [])])
+        asked = items.Batch([items.Item("prompt", chat, image_path or [], opened=opened, videos=video_path or [], clips=clips)])
     else:
         asked = items.read(batch, prompt)
     show_log()
@@ -114,9 +110,10 @@ def serve(
     debug: Debug = False,
 ) -> None:
     """Serve runs as models of an OpenAI-compatible vLLM server on 127.0.0.1, with a key."""
-    from qwen_vl_grpo import checks, environment, hardware, registry
+    from qwen_vl_grpo import checks, environment, hardware, registry, vllm_server
 
     show_log()
+    vllm_server.refuse_unsafe(os.environ)
     found = registry.select(",".join(run_ids))
     for card, run_dir in found:
         registry.checkpoint_folder(card, run_dir)
@@ -125,13 +122,14 @@ def serve(
     hardware.quiet_libraries()
     from qwen_vl_grpo import loading, serving
 
-    serving.refuse_unsafe(os.environ)
-    command = serving.command([loading.load(card, run_dir) for card, run_dir in found], port)
-    environment, key = serving.environment(os.environ)
-    print(f"http://127.0.0.1:{port}/v1, models: {', '.join(card.run_id for card, _ in found)}", file=sys.stderr)
-    print(f"key: in {key}" if key else "key: that of VLLM_API_KEY", file=sys.stderr)
-    print("pictures come as data: URLs; a run's system prompt (grpo runs show RUN_ID) is the client's to send", file=sys.stderr, flush=True)
-    os.execve(command[0], command, environment)  # noqa: S606 - an argument list of our own
+    runs = [loading.load(card, run_dir) for card, run_dir in found]
+    key = serving.settle(os.environ)
+    said = (
+        f"http://127.0.0.1:{port}/v1, models: {', '.join(card.run_id for card, _ in found)}",
+        f"key: in {key}" if key else "key: that of VLLM_API_KEY",
+        "pictures and clips come as data: URLs; a run's system prompt (grpo runs show RUN_ID) is the client's to send",
+    )
+    serving.serve(runs, port, lambda: print("\n".join(said), file=sys.stderr, flush=True))
 
 
 def _drawing_backend(cards: Sequence[RunCard], backend: Any) -> Any:

@@ -89,7 +89,11 @@ def show(run_id: RunId, as_json: AsJson = False, debug: Debug = False) -> None:
     import yaml
 
     print(f"# {folder}")
-    print(yaml.safe_dump(card.model_dump(mode="json", exclude={"config", "checkpoint_files"}), sort_keys=False), end="")
+    print(yaml.safe_dump(card.model_dump(mode="json", exclude={"config", "checkpoint_files", "plan"}), sort_keys=False), end="")
+    if card.plan:
+        from qwen_vl_grpo import hindsight
+
+        print(hindsight.text(card.plan))
 
 
 @app.command()

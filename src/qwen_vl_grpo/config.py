@@ -18,7 +18,9 @@ from qwen_vl_grpo import config_file
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.rendered_sections import JudgeSection, PenaltiesSection, PlacementSection, RendererSection
 from qwen_vl_grpo.sections import (
+    AlarmsSection,
     DataSection,
+    DynamicSamplingSection,
     EvaluationSection,
     LoraSection,
     RegistrySection,
@@ -58,6 +60,9 @@ class RunConfig(Section):
     """Completions (not prompts) a device and micro-step."""
     gradient_accumulation_steps: int = Field(default=2, ge=1)
     """Micro-steps that make one optimizer step."""
+    prompts_per_step: int | None = Field(default=None, ge=1)
+    """In place of `gradient_accumulation_steps`: prompts an optimizer step, on any number of devices. The accumulation follows, and
+    `batch_size` is the most completions a device and micro-step."""
     num_generations: int = Field(default=8, ge=2)
     """Completions for each prompt: the group whose mean is the baseline."""
     max_completion_length: int = Field(default=512, ge=1)
@@ -108,6 +113,9 @@ class RunConfig(Section):
     """Steps between checkpoints; none saves the last one only."""
     save_total_limit: int | None = Field(default=None, ge=1)
     """How many checkpoints are kept, the newest; none keeps all."""
+    keep_best: str | None = None
+    """A metric of metrics.jsonl (`eval/greedy/correct`): the checkpoint where it was highest is kept beside the newest and named in the
+    card. `-` before it keeps the lowest (`-kl`)."""
     logging_steps: int = Field(default=1, ge=1)
     """Steps between two lines of metrics."""
     task: TaskSection = TaskSection()
@@ -118,6 +126,8 @@ class RunConfig(Section):
     """The rewards and their weights; none takes the task's."""
     data: DataSection = DataSection()
     """How rows become prompts."""
+    dynamic_sampling: DynamicSamplingSection | None = None
+    """Replace groups that teach nothing; none trains on the groups as they are drawn."""
     warmup: WarmupSection | None = None
     """Supervised steps before GRPO; the warmed-up model is then the base of the run."""
     evaluation: EvaluationSection = EvaluationSection()
@@ -134,6 +144,8 @@ class RunConfig(Section):
     """Where renderer and judge live; none leaves them on the policy's card."""
     tracking: TrackingSection = TrackingSection()
     """W&B, trackio, TensorBoard (docs/tracking.md)."""
+    alarms: AlarmsSection = AlarmsSection()
+    """What goes wrong without an error."""
     registry: RegistrySection = RegistrySection()
     """How the run is kept."""
     engine: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it
@@ -232,6 +244,16 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _solve_rates_are_of_what_learns(self) -> RunConfig:
+        if self.data.uses_probe and self.warmup is not None and self.data.probe is None:
+            raise ValueError(
+                "data.probe: the run starts from a warmed-up model that nobody has probed; name a run that was warmed up so, or a model"
+            )
+        if self.data.curriculum != "none" and self.trl.get("shuffle_dataset"):
+            raise ValueError("trl.shuffle_dataset: would undo the order of data.curriculum; remove one of the two")
+        return self
+
+    @model_validator(mode="after")
     def _saves_fall_on_the_generation_window(self) -> RunConfig:
         window = self.trl.get("steps_per_generation", self.gradient_accumulation_steps) * self.trl.get("num_iterations", 1)
         if self.save_steps and self.save_steps * self.gradient_accumulation_steps % window:
@@ -239,6 +261,12 @@ class RunConfig(Section):
                 f"save_steps {self.save_steps}: falls between two generations, whose completions a resumed run would not have; one is "
                 f"used for {window} micro-steps, so take a multiple of {window // math.gcd(window, self.gradient_accumulation_steps)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _best_is_measured(self) -> RunConfig:
+        if (self.keep_best or "").removeprefix("-").startswith("eval/") and self.evaluation.every is None:
+            raise ValueError("keep_best: is measured with evaluation.every alone; set that to save_steps, or name a metric of every step")
         return self
 
     @model_validator(mode="after")
@@ -342,7 +370,7 @@ def arithmetic(config: RunConfig, devices: int | None = None) -> str:
 
     Raises ConfigError if the groups do not fit into what is generated at once (TRL's rule, GRPOConfig.__post_init__).
     """
-    devices = devices or _launched()
+    devices = devices or launched()
     window = config.trl.get("steps_per_generation", config.gradient_accumulation_steps)
     step = config.batch_size * config.gradient_accumulation_steps * devices
     generated = config.trl.get("generation_batch_size", config.batch_size * window * devices)
@@ -366,7 +394,7 @@ def elsewhere(config: RunConfig) -> str:
 
     They are then counted as the fewest on which its groups fit. Raises ConfigError as arithmetic does.
     """
-    devices = _launched()
+    devices = launched()
     if config.batch_size * config.gradient_accumulation_steps * devices >= config.num_generations:
         return arithmetic(config)
     return f"{arithmetic(config, devices * _missing(config, devices))} (on the fewest devices that fill a group)"
@@ -386,5 +414,6 @@ def _missing(config: RunConfig, devices: int) -> int:
     return config.num_generations // math.gcd(config.num_generations, config.batch_size * window * devices)
 
 
-def _launched() -> int:
+def launched() -> int:
+    """How many processes a launcher has started for this run."""
     return int(os.environ.get("WORLD_SIZE", "1"))

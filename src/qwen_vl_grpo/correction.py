@@ -8,6 +8,7 @@ half of the effective sample size is gone before anything was learned. docs/roll
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -52,10 +53,17 @@ def statistics(kind: str, gaps: torch.Tensor, mask: torch.Tensor) -> dict[str, f
     return {
         "rollouts/logp_difference/mean": sizes.mean().item(),
         "rollouts/logp_difference/p99": sizes.quantile(0.99).item() if len(sizes) < 2**24 else sizes.max().item(),
+        "rollouts/masked_share": masked_share(kind, weighed[kind]),
         "rollouts/raw_share_kept": (total.abs() <= torch.log(torch.tensor(KEPT))).float().mean().item(),
         "rollouts/raw_effective_sample_size": effective_sample_size(total),
         "rollouts/effective_sample_size": effective_sample_size(weighed[kind]),
     }
+
+
+def masked_share(kind: str, log_weights: torch.Tensor) -> float:
+    """The share of a kind's weights that its clip cuts off, or masks: `sequence_mean` is clipped on both sides, the others above."""
+    bound = math.log(KEPT)
+    return ((log_weights.abs() if kind == "sequence_mean" else log_weights) > bound).float().mean().item()
 
 
 def joined(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:

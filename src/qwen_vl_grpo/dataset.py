@@ -10,7 +10,7 @@ import io
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache as once
 from functools import partial
@@ -33,6 +33,8 @@ from qwen_vl_grpo.sections import DataSection
 
 log = logging.getLogger("qwen_vl_grpo")
 
+NOT_OF_A_ROW = {"workers", "overlong", "unusable", "subset", "revision", "registry", "filter", "curriculum", "probe"}
+"""Keys of `data:` that leave the rows as they are."""
 TOO_LONG, UNUSABLE, UNREADABLE = "too long for the context", "unusable", "with an unreadable clip"
 """Why a row is left out."""
 AS_CLIPS = "prompt_tokens_as_clips"
@@ -47,13 +49,13 @@ class Report:
 
     name: str
     kept: int
-    faults: list[tuple[int, str, str]]
-    """Number of the row, why it is left out (TOO_LONG, UNUSABLE or UNREADABLE), and the whole sentence."""
+    faults: list[tuple[int | str, str, str]]
+    """Number of the row (with its data set, of several), why it is left out (TOO_LONG, UNUSABLE or UNREADABLE), and the whole sentence."""
     folder: Path
     cached: bool
     seconds: float
-    remarks: list[tuple[int, str]] = field(default_factory=list)
-    """Number of a row that is kept, and what is odd about it."""
+    remarks: list[tuple[int | str, str]] = field(default_factory=list)
+    """Number of a row, called alike, that is kept, and what is odd about it."""
 
     def __str__(self) -> str:
         """One line for people: kept, and dropped by reason with the first row of each."""
@@ -102,7 +104,14 @@ def prepare(config: RunConfig, task: Task, processor: Any, name: str, split: str
         if not raw:
             why = "no row is what data: asks for" if everything else "the data set is empty"
             raise DataError(f"{name}, split {split}: {why}")
-        _write(entry, raw, partial(_sample, raw, config, task, processor, context_length(config, processor)), config.data.workers, split)
+        _write(
+            entry,
+            raw,
+            partial(_sample, raw, config, task, processor, context_length(config, processor)),
+            config.data.workers,
+            split,
+            several(config, name),
+        )
     rows, said = found or cache.read(entry) or _unreadable(entry)
     faults, remarks = ([tuple(item) for item in said[what]] for what in ("faults", "remarks"))
     return rows, Report(f"{name}, split {split}", len(rows), faults, entry, found is not None, time.perf_counter() - started, remarks)
@@ -118,7 +127,12 @@ def _arranged(raw: sources.Rows, data: DataSection, task: Task) -> list[tuple[in
     return list(enumerate(raw)) if task.arrange is None else list(task.arrange(raw, data))[: data.limit]
 
 
-def refused(report: Report, config: RunConfig) -> list[tuple[int, str, str]]:
+def several(config: RunConfig, name: str) -> bool:
+    """Whether a part consists of several data sets of a registry, so that a row's number does not say where it is from."""
+    return config.data.registry is not None and "," in name
+
+
+def refused(report: Report, config: RunConfig) -> list[tuple[int | str, str, str]]:
     """The faults that the config does not say to drop; unreadable clips are dropped up to their share of the rows."""
     unreadable = sum(why == UNREADABLE for _, why, _ in report.faults)
     few = unreadable <= config.video.most_unreadable * (report.kept + len(report.faults))
@@ -144,7 +158,7 @@ def _key(config: RunConfig, task: Task, processor: Any, source: sources.Source) 
     ]
     return [
         source.fingerprint,
-        config.data.model_dump(exclude={"workers", "overlong", "unusable", "subset", "revision", "registry"}),
+        config.data.model_dump(exclude=NOT_OF_A_ROW),
         [config.task.name, config.task.system_prompt or task.system_prompt],
         config.video.model_dump(exclude={"most_unreadable"}) | ({"seed": config.seed} if config.video.jitter else {}),
         [config.max_completion_length, context_length(config, processor)],
@@ -155,14 +169,19 @@ def _key(config: RunConfig, task: Task, processor: Any, source: sources.Source) 
     ]
 
 
-def _write(entry: Path, raw: Sequence[tuple[int, Any]], job: Callable[[int], _Prepared], workers: int | None, split: str) -> None:
+def _write(
+    entry: Path, raw: Sequence[tuple[int, Any]], job: Callable[[int], _Prepared], workers: int | None, split: str, several: bool
+) -> None:
     samples: sources.Rows = []
-    faults: list[tuple[int, str, str]] = []
-    remarks: list[tuple[int, str]] = []
+    faults: list[tuple[int | str, str, str]] = []
+    remarks: list[tuple[int | str, str]] = []
     writer = cache.Writer(entry)
     try:
         made = processes.each(job, len(raw), workers)
-        for (number, _), (sample, pictures, reason, odd) in zip(raw, _progress(made, len(raw), f"preparing {split}"), strict=True):
+        for (place, row), (sample, pictures, reason, odd) in zip(
+            raw, processes.progress(made, len(raw), f"preparing {split}"), strict=True
+        ):
+            number = f"{place} ({row[sources.DATASET]})" if several and sources.DATASET in row else place
             if reason:
                 faults.append((number, *reason))
             else:
@@ -334,9 +353,3 @@ def _dataset(samples: sources.Rows) -> datasets.Dataset:
 
 def _is_picture(value: Any) -> bool:
     return isinstance(value, Image.Image) or (isinstance(value, dict) and set(value) == {"bytes", "path"})
-
-
-def _progress(items: Iterator[Any], count: int, what: str) -> Iterator[Any]:
-    from rich.progress import track
-
-    return iter(track(items, what, total=count, disable=count < processes.FEW, transient=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from qwen_vl_grpo.answers import without_end
 
@@ -12,6 +13,9 @@ QUALITY_WORDS = (
 )  # fmt: skip
 FEW = 5
 """Words that a rewritten prompt has at least, and that it adds at least."""
+LONGEST_WORD = 20
+"""Letters beyond which a run of letters counts as more than one word: "word" a hundred times without a space is no short prompt."""
+_LOOK_ALIKES = str.maketrans("аеорсухіјѕԁԛԝһκνορτυ", "aeopcyxijsdqwhkvoptu")
 STOP_WORDS = frozenset(
     (
         "a", "an", "the", "of", "in", "on", "at", "to", "for", "with", "and", "or", "as", "by", "from", "into", "over", "under", "is",
@@ -29,7 +33,9 @@ _PREAMBLE = re.compile(
 _GREETING = re.compile(r"^\s*(?:sure|certainly|of course|okay|ok|absolutely)[!.:]\s*", re.IGNORECASE)
 _WRITTEN = re.compile(
     r"\b(?:text|texts|words?|captions?|captioned|lettering|letters|inscription|inscribed|written|typography|subtitles?|label(?:led|ed)|"
-    r'sa(?:ys|ying)|reads|reading|spelled|spelling|watermark|title[ds]?)\b|["\u201c][^"\u201c\u201d]{2,}["\u201d]',
+    r"sa(?:ys|ying)|reads|reading|spells|spelled|spelling|watermark|title[ds]?|writing|handwrit(?:ing|ten)|calligraphy|graffiti|fonts?|"
+    r'typeface|speech bubbles?)\b|["\u201c\u201e\u00ab\u300c\u2018][^"\u201c\u201d\u00bb\u300d]{2,}["\u201c\u201d\u00bb\u300d\u2019]'
+    r"|(?<!\w)'[^']{2,60}'(?!\w)",
     re.IGNORECASE,
 )
 
@@ -49,6 +55,18 @@ def words(text: str) -> list[str]:
     return re.findall(r"[^\W_]+(?:['\u2019-][^\W_]+)*", text.lower())
 
 
+def folded(text: str) -> str:
+    """A text in lower case as a reader sees it: without characters that show nothing, and letters of other alphabets as the Latin ones
+    that they look like."""
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    return "".join(letter for letter in plain if unicodedata.category(letter) != "Cf").translate(_LOOK_ALIKES)
+
+
+def pieces(text: str) -> list[str]:
+    """The words of a folded text, apart where a hyphen joins them."""
+    return re.findall(r"[^\W_]+", folded(text))
+
+
 def quality(original: str, rewritten: str) -> float:
     """The five-point score: longer, the original's keywords kept, at least 5 new words, a quality word, at least 5 words."""
     before, after = words(original), words(rewritten)
@@ -65,16 +83,17 @@ def quality(original: str, rewritten: str) -> float:
 
 
 def copying(original: str, rewritten: str) -> float:
-    """1 for a rewriting that adds no word, 0 for one that adds 5 or more."""
-    added = set(words(rewritten)) - set(words(original))
+    """1 for a rewriting that adds no word, 0 for one that adds 5 or more; stop words, numbers and single letters are none."""
+    added = {word for word in pieces(rewritten) if sum(map(str.isalpha, word)) > 1} - {*pieces(original)} - STOP_WORDS
     return 1 - min(len(added), FEW) / FEW
 
 
 def overlength(rewritten: str, longest: int) -> float:
     """How many times `longest` words it is longer than that; 0 for one that is not."""
-    return max(0, len(words(rewritten)) - longest) / longest
+    count = sum(-(-len(piece) // LONGEST_WORD) for piece in pieces(rewritten))
+    return max(0, count - longest) / longest
 
 
 def asks_for_words(original: str, rewritten: str) -> float:
     """1 if it asks for writing in the picture and the original does not, else 0."""
-    return float(bool(_WRITTEN.search(rewritten)) and not _WRITTEN.search(original))
+    return float(bool(_WRITTEN.search(folded(rewritten))) and not _WRITTEN.search(folded(original)))

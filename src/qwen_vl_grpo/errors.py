@@ -49,12 +49,20 @@ class DivergenceError(GrpoError):
     """Training left the numbers: a gradient is infinite or not a number."""
 
 
+class AlarmError(GrpoError):
+    """An alarm rang that the config lets end a run."""
+
+
 class EngineError(GrpoError):
     """vLLM broke down, at its start or in the middle of a run."""
 
 
 class HardwareError(GrpoError):
     """This machine lacks something that the run needs."""
+
+
+class RankError(GrpoError):
+    """A process of a run on several devices is gone, late, or of another run."""
 
 
 class RegistryError(GrpoError):

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
 from PIL import Image
 
-from qwen_vl_grpo.interfaces import Clip, Generate, RewardFunction, Sample, Task
+from qwen_vl_grpo import ranks
+from qwen_vl_grpo.interfaces import Clip, Generate, RewardFunction, Sample, Task, Verdict
 
 Scores = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What is said of one completion."""
+
+    verdict: Verdict
+    rewards: Mapping[str, float | None]
+    """By the names of their functions; None where one could not judge."""
+    told: Mapping[str, float | None]
+    """What the rewards told beside their scores: a judge's raw values, the published figures among them."""
 
 
 def evaluate(
@@ -70,6 +82,33 @@ def score(
     rewards: Sequence[RewardFunction],
     moment: str | None = None,
 ) -> Scores:
+    """What `summary` says of the marks of some completions."""
+    return summary(mark(samples, completions, task, rewards, moment), len(samples))
+
+
+def mark(
+    samples: Sequence[Sample],
+    completions: Sequence[Sequence[str]],
+    task: Task,
+    rewards: Sequence[RewardFunction],
+    moment: str | None = None,
+    told: bool = False,
+) -> list[Mark]:
+    """Mark every completion, those of one sample after those of another; with `told` rewards are asked for what they know beside."""
+    pairs = [(sample, text) for sample, texts in zip(samples, completions, strict=True) for text in texts]
+    beside: dict[str, Sequence[Any]] = {}
+    scores = {reward.__name__: judged(reward, pairs, moment, beside if told else None) for reward in rewards}
+    return [
+        Mark(
+            task.judge(text, sample),
+            {name: values[place] for name, values in scores.items()},
+            {name: values[place] for name, values in beside.items()},
+        )
+        for place, (sample, text) in enumerate(pairs)
+    ]
+
+
+def summary(marks: Sequence[Mark], rows: int) -> Scores:
     """Shares of well-formed completions (`format`) and of well-formed and right ones (`correct`), mean rewards, and n.
 
     A task that tells nothing right by its words has neither `correct` nor `interval`. `official` is the share that the benchmark's
@@ -78,31 +117,43 @@ def score(
     `interval` is the 95 % Wilson interval of `correct`. Several completions of one sample are not independent, so it is
     computed as if there were one completion a sample.
     """
-    pairs = [(sample, text) for sample, texts in zip(samples, completions, strict=True) for text in texts]
-    verdicts = [task.judge(text, sample) for sample, text in pairs]
+    verdicts = [one.verdict for one in marks]
     known = [verdict.correct for verdict in verdicts if verdict.correct is not None]
-    correct = sum(known) / len(pairs)
+    correct = sum(known) / len(marks)
     quality = [verdict.quality for verdict in verdicts if verdict.quality is not None]
     official = [verdict.official for verdict in verdicts if verdict.official is not None]
     return {
-        **({"correct": round(correct, 4), "interval": wilson(correct, len(samples))} if len(known) == len(pairs) else {}),
-        "format": round(sum(verdict.format for verdict in verdicts) / len(pairs), 4),
-        **({"official": round(sum(official) / len(pairs), 4)} if len(official) == len(pairs) else {}),
+        **({"correct": round(correct, 4), "interval": wilson(correct, rows)} if len(known) == len(marks) else {}),
+        "format": round(sum(verdict.format for verdict in verdicts) / len(marks), 4),
+        **({"official": round(sum(official) / len(marks), 4)} if len(official) == len(marks) else {}),
         **({"quality": round(sum(quality) / len(quality), 4)} if quality else {}),
-        "n": len(pairs),
-        "rows": len(samples),
-        "rewards": {reward.__name__: mean_reward(reward, pairs, moment) for reward in rewards},
+        "n": len(marks),
+        "rows": rows,
+        "rewards": {name: _mean([one.rewards[name] for one in marks]) for name in marks[0].rewards},
     }
 
 
-def mean_reward(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]], moment: str | None = None) -> float | None:
-    """Mean of a reward over completions, leaving out those it could not judge; None if it could judge none."""
-    scores = [value for value in judged(reward, pairs, moment) if value is not None]
-    return round(sum(scores) / len(scores), 4) if scores else None
+def _mean(scores: Sequence[float | None]) -> float | None:
+    """The mean over those that could be judged; None if none could."""
+    known = [value for value in scores if value is not None]
+    return round(sum(known) / len(known), 4) if known else None
 
 
-def judged(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]], moment: str | None = None) -> list[float | None]:
-    """A reward's score for each completion, its columns handed over as TRL does."""
+def judged(
+    reward: RewardFunction, pairs: Sequence[tuple[Sample, str]], moment: str | None = None, told: dict[str, Sequence[Any]] | None = None
+) -> list[float | None]:
+    """A reward's score for each completion, its columns handed over as TRL does; `told` gets what it hands to TRL's log_extra.
+
+    Each process of a run asks for its part of them; where that would be nothing for one, for all: a reward may need every process.
+    """
+    if told is not None or len(pairs) < ranks.count():
+        return _judged(reward, pairs, moment, told)
+    return ranks.joined(_judged(reward, ranks.share(pairs), moment))
+
+
+def _judged(
+    reward: RewardFunction, pairs: Sequence[tuple[Sample, str]], moment: str | None, told: dict[str, Sequence[Any]] | None = None
+) -> list[float | None]:
     columns = {key: [sample.columns.get(key) for sample, _ in pairs] for key in {key for sample, _ in pairs for key in sample.columns}}
     columns |= {"answer": [sample.answer for sample, _ in pairs], "prompts": [sample.prompt for sample, _ in pairs]}
     if any(sample.images for sample, _ in pairs):
@@ -112,6 +163,7 @@ def judged(reward: RewardFunction, pairs: Sequence[tuple[Sample, str]], moment: 
     columns.pop("prompt", None)
     columns.pop("completion", None)
     columns = columns if moment is None else {"moment": moment} | columns
+    columns = columns if told is None else {"log_extra": told.__setitem__} | columns
     return reward(completions=[[{"role": "assistant", "content": text}] for _, text in pairs], **columns)
 
 

@@ -1,4 +1,4 @@
-"""A picture from wherever a person names it: a file, an http(s) address or a data: URL, with no way into the network behind.
+"""A picture or a clip from wherever a person names it: a file, an http(s) address or a data: URL, with no way into the network behind.
 
 The address of a URL is looked up once, judged, and connected to as it is, so a name that answers differently the second time
 (DNS rebinding) leads nowhere. Every redirect is judged anew. Proxies of the environment are not used.
@@ -14,6 +14,7 @@ import io
 import ipaddress
 import socket
 import ssl
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -22,17 +23,22 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from PIL import Image
 
-from qwen_vl_grpo import __version__
+from qwen_vl_grpo import __version__, footage
 from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.tasks.visual_reasoning import open_picture
+from qwen_vl_grpo.video_records import VideoFile
 
 MAX_BYTES = 64 * 2**20
 MAX_PIXELS = 64 * 10**6
 """A picture's header is believed before a single pixel is decoded; Pillow alone warns at 89 million and stops at 179."""
 MAX_SECONDS = 30.0
+MAX_CLIP_BYTES = 256 * 2**20
+MAX_CLIP_SECONDS = 120.0
 MAX_REDIRECTS = 5
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 """Formats that are decoded in this process; Pillow would hand EPS to Ghostscript."""
+CLIP_FORMATS = "mov,mp4,matroska,webm,avi,mpegts,mpeg,ogg,flv,asf"
+"""Containers of clips that come from elsewhere; FFmpeg would open what a playlist names, on this machine or another."""
 METADATA = frozenset({"168.63.129.16", "192.0.0.192"})
 """Metadata services of clouds at addresses that look public (Azure, Oracle); the others are link-local or private."""
 CARRYING = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("::/96"))
@@ -57,6 +63,27 @@ def picture(source: str, folder: Path = Path(), allow_private: bool = False) -> 
         raise DataError(f"{shown(source)}: {error}") from None
 
 
+def clip(source: str, folder: Path = Path(), allow_private: bool = False) -> VideoFile:
+    """The clip that `source` names, seen to be one; a path is taken from `folder`. Raises DataError that names the source."""
+    if not is_url(source) and "://" not in source:
+        return VideoFile(str(folder / source), footage=footage.probe(folder / source))
+    try:
+        return clip_of(_content(source, folder, allow_private, MAX_CLIP_BYTES, MAX_CLIP_SECONDS))
+    except DataError as error:
+        raise DataError(f"{shown(source)}: {error}") from None
+
+
+def clip_of(content: bytes) -> VideoFile:
+    """A clip as a file that goes when nobody holds the clip any more, and of which nothing is remembered."""
+    file = tempfile.NamedTemporaryFile(prefix="clip-")  # noqa: SIM115 - whoever holds the clip closes it
+    file.write(content)
+    file.flush()
+    try:
+        return VideoFile(file.name, footage=footage.looked(Path(file.name), CLIP_FORMATS), held=file)
+    except DataError as error:
+        raise DataError(str(error).replace(f"video {file.name}: ", "")) from None
+
+
 def is_url(source: str) -> bool:
     return source.lower().startswith(("http://", "https://", "data:"))
 
@@ -74,11 +101,11 @@ def shown(source: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" + "?…" * bool(parts.query)
 
 
-def fetch(url: str, allow_private: bool = False, seconds: float = MAX_SECONDS) -> bytes:
+def fetch(url: str, allow_private: bool = False, seconds: float = MAX_SECONDS, most: int = MAX_BYTES) -> bytes:
     """The bytes behind an http(s) URL; raises DataError for addresses that are not public, and past the caps on size, time and hops."""
     deadline = time.monotonic() + seconds
     for _ in range(MAX_REDIRECTS + 1):
-        status, location, content = _get(_parts(url), allow_private, deadline)
+        status, location, content = _get(_parts(url), allow_private, deadline, most)
         if status in (301, 302, 303, 307, 308) and location:
             url = urljoin(url, location)
         elif status == 200:
@@ -112,7 +139,7 @@ def public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast and str(ip) not in METADATA
 
 
-def _content(source: str, folder: Path, allow_private: bool) -> bytes:
+def _content(source: str, folder: Path, allow_private: bool, most: int = MAX_BYTES, seconds: float = MAX_SECONDS) -> bytes:
     if source.lower().startswith("data:"):
         head, _, body = source.partition(",")
         try:
@@ -122,7 +149,7 @@ def _content(source: str, folder: Path, allow_private: bool) -> bytes:
         except (ValueError, binascii.Error) as error:
             raise DataError(f"is a data: URL that cannot be read ({error})") from None
     if is_url(source):
-        return fetch(source, allow_private)
+        return fetch(source, allow_private, seconds, most)
     if "://" in source:
         raise DataError("only http, https and data: URLs, and paths, are read")
     path = folder / source
@@ -164,7 +191,7 @@ def _parts(url: str) -> SplitResult:
     return parts
 
 
-def _get(parts: SplitResult, allow_private: bool, deadline: float) -> tuple[int, str | None, bytes]:
+def _get(parts: SplitResult, allow_private: bool, deadline: float, most: int) -> tuple[int, str | None, bytes]:
     """One request: status, where it is redirected to, and the body; a timer cuts the line, as a server may drip for ever."""
     assert parts.hostname
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -178,7 +205,7 @@ def _get(parts: SplitResult, allow_private: bool, deadline: float) -> tuple[int,
         timer.start()
         if isinstance(line, ssl.SSLSocket):
             line.do_handshake()
-        answer = _ask(line, parts)
+        answer = _ask(line, parts, most)
         if time.monotonic() >= deadline:  # what came of a body without a length may be half of it
             raise OSError
         return answer
@@ -208,10 +235,15 @@ def _cut(line: socket.socket) -> None:
         line.close()
 
 
-def _ask(line: socket.socket, parts: SplitResult) -> tuple[int, str | None, bytes]:
+def _ask(line: socket.socket, parts: SplitResult, most: int) -> tuple[int, str | None, bytes]:
     connection = http.client.HTTPConnection(parts.netloc)
     connection.sock = line
-    headers = {"Host": parts.netloc, "User-Agent": f"qwen-vl-grpo/{__version__}", "Accept": "image/*", "Accept-Encoding": "identity"}
+    headers = {
+        "Host": parts.netloc,
+        "User-Agent": f"qwen-vl-grpo/{__version__}",
+        "Accept": "image/*, video/*",
+        "Accept-Encoding": "identity",
+    }
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     connection.request("GET", quote(target, safe="/%?&=+$,;:@~!*'()[]"), headers=headers)
     answer = connection.getresponse()
@@ -220,9 +252,9 @@ def _ask(line: socket.socket, parts: SplitResult) -> tuple[int, str | None, byte
     if answer.getheader("Content-Encoding", "identity") != "identity":
         raise ValueError(f"the server packs it ({answer.getheader('Content-Encoding')}) though it was asked not to")
     length = int(answer.getheader("Content-Length") or 0)
-    content = b"" if length > MAX_BYTES else answer.read(MAX_BYTES + 1)
-    if max(length, len(content)) > MAX_BYTES:
-        raise DataError(f"is larger than {MAX_BYTES // 2**20} MiB")
+    content = b"" if length > most else answer.read(most + 1)
+    if max(length, len(content)) > most:
+        raise DataError(f"is larger than {most // 2**20} MiB")
     if len(content) < length:
         raise OSError(f"only {len(content)} bytes came")
     return 200, None, content

@@ -27,6 +27,8 @@ KEYFRAMES = 10_000
 """The most that are remembered of a file."""
 LATE = 1.5
 """Seconds by which a file may promise to be longer than its pictures: the sound goes on for a little while in many clips."""
+MAX_PIXELS = 64 * 10**6
+"""A header is believed before a single frame is decoded."""
 REORDERED = 16
 """Frames that may be stored before one that is seen earlier (H.264's largest reordering)."""
 
@@ -73,7 +75,7 @@ def probe(path: str | Path) -> Footage:
             return Footage(**held | {"path": str(path), "keyframes": tuple(held["keyframes"]), "remarks": tuple(held["remarks"])})
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    found = _looked(path)
+    found = looked(path)
     aside = memory.with_name(f".{memory.name}.{os.getpid()}.{threading.get_ident()}")
     with contextlib.suppress(OSError):  # then the next process looks again, as where half of it is there after a crash
         memory.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +114,8 @@ def decoded(container: InputContainer, stream: Any) -> Iterator[Any]:
             yield packet
 
 
-def _looked(path: Path) -> Footage:
+def looked(path: Path, formats: str = "") -> Footage:
+    """What `probe` finds, without remembering it; `formats` are FFmpeg's names of the only containers to open."""
     import av
     from av.error import FFmpegError
 
@@ -121,8 +124,12 @@ def _looked(path: Path) -> Footage:
     try:
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        with av.open(str(path), metadata_errors="ignore") as container:
+        with av.open(str(path), metadata_errors="ignore", options={"format_whitelist": formats} if formats else {}) as container:
             stream = picture_stream(container)
+            if stream.width * stream.height > MAX_PIXELS:
+                raise DataError(
+                    f"video {path}: has frames of {stream.width}x{stream.height}, more than {MAX_PIXELS // 10**6} million pixels"
+                )
             for packet in packets(container, stream):
                 time = packet.pts if packet.pts is not None else packet.dts
                 if time is None or not packet.size or packet.is_corrupt:

@@ -4,7 +4,7 @@ Weights, adapter, optimizer, gradients and the engine's share are counted exactl
 driver hold beside their weights, are estimates: the constants below, in capitals. `benchmarks/activations.py` counts the
 activations of real models, and docs/planning.md holds the sums against runs.
 
-One process a card, no sharding (DDP is the same on each card; ZeRO and FSDP hold less), and no fragmentation. The optimizer is
+One process a card (spreading.py: one of several), and no fragmentation. The optimizer is
 AdamW; the states of another one are not counted.
 """
 
@@ -84,6 +84,8 @@ class Footprint:
     prompt_tokens: int
     sequence: int
     completions: int
+    loaded: int
+    """The policy's weights until training begins; `weights` from then on."""
     weights: int
     adapter: int
     reference: int
@@ -92,7 +94,11 @@ class Footprint:
     pictures: int
     score: int
     backward: int
+    logits: int
+    """The head's part of `score` and `backward`."""
     generation: int
+    evaluation: int
+    """As `generation`, for the held-out rows; 0 where nothing is held out or an engine answers."""
     engine_weights: int
     kv_token: int
     engine_context: int
@@ -100,12 +106,12 @@ class Footprint:
     @property
     def at_start(self) -> int:
         """Resident before the first step, when the engine starts."""
-        return self.weights + self.reference + self.adapter
+        return self.loaded + self.reference + self.adapter
 
     @property
     def resident(self) -> int:
         """Resident from the first step on, whatever the phase."""
-        return self.at_start + self.optimizer
+        return self.weights + self.reference + self.adapter + self.optimizer
 
 
 def measure(config: RunConfig, shapes: Shapes, prompt: Prompt | None = None) -> Footprint:
@@ -125,20 +131,30 @@ def measure(config: RunConfig, shapes: Shapes, prompt: Prompt | None = None) -> 
     completions = _completions_at_once(config)
     kv_width = 1 if "fp8" in str(config.engine.get("kv_cache_dtype")) else width
     kv_token = 2 * shapes.layers * shapes.key_value * kv_width
+    tokens, seen = config.batch_size * sequence, config.batch_size * patches
+    asked = {"rollouts": 0 if config.use_vllm else completions}
+    asked["evaluation"] = config.evaluation.batch_size if config.evaluation.part and not config.use_vllm else 0
+    generation = {
+        name: _generation(config, shapes, together, prompt_tokens, patches, kv_token) if together else 0
+        for name, together in asked.items()
+    }  # fmt: skip
     return Footprint(
         sequences=config.batch_size,
         prompt_tokens=prompt_tokens,
         sequence=sequence,
         completions=completions,
+        loaded=shapes.base_bytes(lora, width),
         weights=shapes.base_bytes(lora, width),
         adapter=learning * learning_width if lora.enabled else 0,
         reference=shapes.base_bytes(lora, width) if config.beta and not lora.enabled else 0,
         optimizer=learning * state_width * 2,
         gradients=learning * learning_width,
         pictures=completions * patches * shapes.patch_values * 4,
-        score=scoring(config, shapes, config.batch_size * sequence, config.batch_size * patches),
-        backward=backward(config, shapes, config.batch_size * sequence, config.batch_size * patches),
-        generation=0 if config.use_vllm else _generation(config, shapes, prompt_tokens, patches, kv_token),
+        score=scoring(config, shapes, tokens, seen),
+        backward=backward(config, shapes, tokens, seen),
+        logits=round(_head(config, shapes, learns=not lora.enabled and bool(lora.language)) * _wider(config)),
+        generation=generation["rollouts"],
+        evaluation=generation["evaluation"],
         engine_weights=shapes.base_bytes(lora, width) if has_engine(config) else 0,
         kv_token=kv_token,
         engine_context=config.vllm_max_model_length or shapes.context,
@@ -146,16 +162,21 @@ def measure(config: RunConfig, shapes: Shapes, prompt: Prompt | None = None) -> 
 
 
 def phases(footprint: Footprint, config: RunConfig, card: float) -> dict[str, float]:
-    """Phase -> bytes in use on a card of so many bytes: start, generate, score, backward, save."""
+    """Phase -> bytes in use on a card of so many bytes."""
     share = config.vllm_gpu_memory_utilization * card if has_engine(config) else 0.0
     beside = ENGINE_AWAKE if has_engine(config) else 0
     idle = min(beside, ENGINE_ASLEEP) if config.vllm_enable_sleep_mode else share + beside
     resident = CONTEXT + footprint.resident
+    learned = resident + idle + footprint.pictures + footprint.gradients
+    evaluated = {"evaluate": resident + share + beside + footprint.evaluation} if config.evaluation.part else {}
     return {
+        "load": CONTEXT + footprint.at_start,
         "start": CONTEXT + footprint.at_start + share,
         "generate": resident + share + beside + footprint.generation,
         "score": resident + idle + footprint.pictures + footprint.score,
-        "backward": resident + idle + footprint.pictures + footprint.gradients + footprint.backward,
+        "backward": learned + footprint.backward,
+        "optimizer": learned,
+        **evaluated,
         "save": resident + idle,
     }
 
@@ -164,7 +185,7 @@ def torch_peak(footprint: Footprint, config: RunConfig, card: float) -> float:
     """What torch.cuda.max_memory_allocated reports at the end: it counts the engine's share even while the engine sleeps."""
     share = config.vllm_gpu_memory_utilization * card if has_engine(config) else 0.0
     learning = footprint.pictures + footprint.gradients + footprint.backward
-    return share + footprint.resident + max(learning, footprint.generation)
+    return share + footprint.resident + max(learning, footprint.generation, footprint.evaluation)
 
 
 def kv_tokens(footprint: Footprint, config: RunConfig, card: float) -> int:
@@ -231,9 +252,8 @@ def recomputed_layers(config: RunConfig, shapes: Shapes) -> int:
     return min(chosen, shapes.layers)
 
 
-def _generation(config: RunConfig, shapes: Shapes, prompt_tokens: int, patches: int, kv_token: int) -> int:
+def _generation(config: RunConfig, shapes: Shapes, together: int, prompt_tokens: int, patches: int, kv_token: int) -> int:
     """transformers' own generation: the cache of all sequences at once, the prompts' forward pass, and the last logits."""
-    together = max(_completions_at_once(config), config.evaluation.batch_size if config.evaluation.part else 0)
     cache = together * (prompt_tokens + config.max_completion_length) * kv_token
     prefill = scoring(config, shapes, together * prompt_tokens, together * patches)
     return cache + prefill + together * shapes.vocabulary * GENERATED_LOGITS

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,15 @@ KEPT = 16
 """Questions a run keeps answers to."""
 LONGEST_SIDE = 512
 """Pixels of a kept picture's longest side: enough to read a chart, and not a copy of the data."""
+TELLING = ("answer", "choices", "precision", "unit", "question_type", "answer_type", "original_prompt")
+"""Columns by which a completion can be judged again, years later and by another rule."""
 
 
 def keep(run_dir: Path, when: str, task: Task, samples: Sequence[Sample], completions: Sequence[Sequence[str]]) -> None:
     """Add the first completion of each of the first samples, under `when`, to answers.jsonl in the run's folder.
 
-    One line a question: place (among the held-out rows), id, question, gold, pictures (files in answers/), and for each `when`
-    completion, format and correct.
+    One line a question: place (among the held-out rows), id, question, gold, columns, pictures (files in answers/), and for each
+    `when` completion, format and correct.
     """
     earlier = {item["place"]: item for item in read(run_dir)[0]}
     lines = []
@@ -36,10 +38,16 @@ def keep(run_dir: Path, when: str, task: Task, samples: Sequence[Sample], comple
             "id": sample.id,
             "question": "\n".join(turn["content"] for turn in sample.prompt if turn["role"] == "user" and isinstance(turn["content"], str)),
             "gold": sample.answer,
+            "columns": telling({"answer": sample.answer, **sample.columns}),
             "pictures": [keep_picture(run_dir, image) for image in sample.images],
         }
         lines.append(item | {when: {"completion": texts[0], "format": verdict.format, "correct": verdict.correct}})
     index.replace(run_dir / "answers.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def telling(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a row a completion can be judged by."""
+    return {name: row[name] for name in TELLING if row.get(name) not in (None, "", [])}
 
 
 def read(run_dir: Path) -> tuple[list[dict[str, Any]], int]:

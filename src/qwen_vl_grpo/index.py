@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from qwen_vl_grpo.errors import ConfigError, RegistryError
@@ -90,7 +90,8 @@ def replace(path: Path, text: str) -> None:
             os.fsync(file.fileno())  # some file systems say only now that the disk is full
         os.replace(beside, path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # nothing can be deleted from a disk that is read-only
+            beside.unlink()
         raise RegistryError(f"{path}: cannot be written ({error.strerror}), and is as it was before; make room there") from None
 
 

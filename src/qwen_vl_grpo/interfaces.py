@@ -24,7 +24,7 @@ RewardFunction = Callable[..., list[float | None]]
 
 TRL's contract (trl 1.16, GRPOTrainer): `completions` is a list of chats, each [{"role": "assistant", "content": text}].
 In training a reward also gets `completion_ids`, `trainer_state`, `log_extra` and `log_metric`; in evaluation it does not, and with
-greedy completions it gets `moment` instead, the name of the evaluation.
+greedy completions it gets `moment` instead, the name of the evaluation; `grpo evaluate` gives `log_extra` alone.
 """
 
 
@@ -217,6 +217,8 @@ class RunCard(BaseModel):
     system_prompt: str = ""
     preprocessing: dict[str, Any] = {}
     metrics: dict[str, Any] = {}
+    plan: dict[str, Any] = {}
+    """Figure -> what the plan predicted before the run, what the run measured, and their ratio (hindsight.py)."""
     checkpoint: str | None = None
     """Folder of the final weights, relative to the run's folder."""
     checkpoint_files: dict[str, str] = {}
@@ -237,6 +239,16 @@ class RunCard(BaseModel):
     created: str = ""
     finished: str | None = None
     error: str | None = None
+
+    @property
+    def watches(self) -> bool:
+        """Whether it learned from clips; what an older card does not say, its task tells."""
+        return self.preprocessing.get("clips", self.task in ("video_actions", "video_grounding"))
+
+    @property
+    def blank(self) -> str:
+        """What it was shown to find out what it knows without looking (`evaluation.blind`)."""
+        return "a blank clip" if self.watches else "a white picture"
 
 
 class Listed(BaseModel):

@@ -5,9 +5,9 @@ One line of JSONL, or one row of CSV with the same columns (several pictures are
     {"id": "7", "prompt": "What is the slope?", "images": ["charts/7.png", "https://example.com/7b.png"]}
 
 `id` may be left out (the line's number is taken), `image`, `image_path` and `image_paths` are `images` by other names, `question` is
-`prompt`, and --prompt asks where a row asks nothing. Clips are files under `videos`, `video` or `video_path`. Paths are taken from the
-folder of the file. OpenAI's batch format is described at https://platform.openai.com/docs/guides/batch; `model` is not read, since
---run_id says who answers.
+`prompt`, and --prompt asks where a row asks nothing. Clips are named in the same way under `videos`, `video` or `video_path`. Paths are
+taken from the folder of the file. OpenAI's batch format is described at https://platform.openai.com/docs/guides/batch; `model` is not
+read, since --run_id says who answers, and a clip is a `video_url` part, as vLLM has it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.interfaces import Message
+from qwen_vl_grpo.video_records import VideoFile
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 PROMPT, IMAGES = ("prompt", "question"), ("images", "image", "image_path", "image_paths")
@@ -35,7 +36,7 @@ class Item:
 
     id: str
     messages: list[Message] = field(default_factory=list)
-    """The chat without the system prompt, unless it brings its own; content is text, or parts {"type": "text"} and {"type": "image"}."""
+    """The chat without the system prompt, unless it brings its own; content is text, or parts of the types text, image and video."""
     images: list[str] = field(default_factory=list)
     """Where its pictures lie: paths, URLs, data: URLs; in the order of the chat."""
     folder: Path = Path()
@@ -45,7 +46,9 @@ class Item:
     opened: list[Any] | None = None
     """Its pictures, where they were opened before a model was loaded."""
     videos: list[str] = field(default_factory=list)
-    """Paths of its clips, which each run sees by its own choice of frames."""
+    """Where its clips lie, as its pictures; each run sees them by its own choice of frames."""
+    clips: list[VideoFile] | None = None
+    """Its clips, where they were fetched before a model was loaded."""
 
     @property
     def prompt(self) -> str:
@@ -127,7 +130,7 @@ def _item(number: str, row: Mapping[str, Any], prompt: str | None, folder: Path)
         sources = next((row[key] for key in keys if row.get(key)), [])
         sources = [sources] if isinstance(sources, str) else sources
         if not isinstance(sources, list) or not all(isinstance(source, str) and source for source in sources):
-            return Item(item_id, error=f"its {kind} are no paths{' or URLs' * (kind == 'pictures')}")
+            return Item(item_id, error=f"its {kind} are no paths or URLs")
         named.append(sources)
     images, videos = named
     return Item(item_id, [{"role": "user", "content": asked}], images, folder, videos=videos)
@@ -142,8 +145,8 @@ def _openai(number: str, row: Mapping[str, Any], folder: Path) -> Item:
         for key, value in body.items():
             if key not in BODY or (key == "n" and value != 1) or (key == "stream" and value):
                 raise DataError(f"its body asks for {key} = {json.dumps(value)[:60]}, which is not done here")
-        images: list[str] = []
-        messages = [_message(message, images) for message in body["messages"]]
+        shown: dict[str, list[str]] = {"image": [], "video": []}
+        messages = [_message(message, shown) for message in body["messages"]]
         longest = body.get("max_completion_tokens", body.get("max_tokens"))
         temperature = body.get("temperature")
         if longest is not None and (not isinstance(longest, int) or longest < 1):
@@ -152,11 +155,11 @@ def _openai(number: str, row: Mapping[str, Any], folder: Path) -> Item:
             raise DataError(f"its temperature is {temperature!r}; it is a number from 0")
     except DataError as error:
         return Item(item_id, error=str(error))
-    return Item(item_id, messages, images, folder, longest, temperature)
+    return Item(item_id, messages, shown["image"], folder, longest, temperature, videos=shown["video"])
 
 
-def _message(message: Any, images: list[str]) -> Message:
-    """One message with `image_url` parts turned into places for pictures; their URLs are added to `images`."""
+def _message(message: Any, shown: dict[str, list[str]]) -> Message:
+    """One message with `image_url` and `video_url` parts turned into places for pictures and clips; their URLs are added to `shown`."""
     if not isinstance(message, dict) or message.get("role") not in ("system", "user", "assistant"):
         raise DataError("one of its messages is by nobody known; roles are system, user and assistant")
     content = message.get("content")
@@ -168,15 +171,16 @@ def _message(message: Any, images: list[str]) -> Message:
     for part in content:
         if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
             parts.append({"type": "text", "text": part["text"]})
-        elif isinstance(part, dict) and part.get("type") == "image_url" and message["role"] == "user":
-            url = part.get("image_url")
+        elif isinstance(part, dict) and part.get("type") in ("image_url", "video_url") and message["role"] == "user":
+            url = part.get(part["type"])
             url = url.get("url") if isinstance(url, dict) else url
             if not isinstance(url, str) or not url.lower().startswith(("http://", "https://", "data:")):
-                raise DataError("one of its image_url parts is no http, https or data: URL")
-            images.append(url)
-            parts.append({"type": "image"})
+                raise DataError(f"one of its {part['type']} parts is no http, https or data: URL")
+            kind = part["type"].removesuffix("_url")
+            shown[kind].append(url)
+            parts.append({"type": kind})
         else:
-            raise DataError("one of its parts is neither text nor a user's image_url")
+            raise DataError("one of its parts is neither text nor a user's image_url or video_url")
     return {"role": message["role"], "content": parts}
 
 

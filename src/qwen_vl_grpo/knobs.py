@@ -45,6 +45,12 @@ def advise(config: RunConfig, known: Shapes, prompt: Prompt, fits: Callable[[Run
     return with_share(_together(turned)) or {}
 
 
+def said(changes: Changes) -> str:
+    """What to turn, as it is written on the command line."""
+    turned = " ".join(f"--set {key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changes.items())
+    return f"turn first: {turned}" if turned else "no knob is enough: take a smaller model or several cards"
+
+
 def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """The config with some keys changed, as `--set` changes them."""
     for key, value in changes.items():

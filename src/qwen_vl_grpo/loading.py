@@ -9,7 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
+from PIL import Image
 from safetensors import safe_open
 from transformers import AutoConfig, GenerationConfig
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # pyright: ignore[reportPrivateImportUsage]
@@ -17,7 +19,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # 
 from qwen_vl_grpo import dataset, model_card, policy, processors, registry, tasks
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError, RegistryError
-from qwen_vl_grpo.interfaces import RunCard, Sample, Task
+from qwen_vl_grpo.interfaces import Clip, RunCard, Sample, Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +117,12 @@ class Question:
     max_new_tokens: int
     temperature: float
     top_p: float = 1.0
+    seed: int | None = None
+    """Of the sampler; none takes the run's own, so that one question gets one answer."""
+
+    @property
+    def drawn_with(self) -> int:
+        return self.run.config.seed if self.seed is None else self.seed
 
 
 @dataclass(frozen=True)
@@ -203,6 +211,18 @@ def _check_base(run: RunPolicy, family: str) -> None:
             f"run_id {run.run_id}: it was trained with a {type(run.processor).__name__} and {run.base} is of the family {family}, so its "
             "adapter is for another model"
         )
+
+
+def canary(run: RunPolicy, watched: bool = False) -> Question:
+    """A question that no one asked, with a picture where the run takes one, or that picture as a clip, to see whether an adapter
+    changes anything."""
+    chat = [{"role": "system", "content": run.card.system_prompt}, {"role": "user", "content": "What is this?"}]
+    shown: dict[str, Any] = {"images": []}
+    if processors.sees(run.processor):
+        picture = dataset.fit(Image.linear_gradient("L").resize((112, 112)).convert("RGB"), run.processor, run.config)
+        clip = Clip(numpy.stack([numpy.asarray(picture)] * 2), (0, 1), 1.0, 2, "canary")
+        shown = {"images": [], "videos": [clip]} if watched else {"images": [picture]}
+    return Question(run, Sample("canary", chat, answer="", **shown), 1, 0.0)
 
 
 def groups(runs: Sequence[RunPolicy]) -> list[list[RunPolicy]]:

@@ -48,8 +48,8 @@ def render(card: RunCard, repo: str, tag: str) -> str:
         tower=bool(lora.get("vision")),
         data=inline(card.dataset.get("name", "unknown data")),
         held_out=inline(card.dataset["held_out"]) if card.dataset.get("held_out") else None,
-        scores=scores(card.metrics),
-        rewards=rewards(card.metrics),
+        scores=scores(card),
+        rewards=rewards(card),
         licence=licences.of_base(card.base_model),
         data_licence=licences.of_dataset(str(card.dataset.get("name", ""))),
     )
@@ -72,24 +72,24 @@ def metadata(card: RunCard, adapter: bool) -> dict[str, Any]:
     return known | {"tags": ["grpo", "qwen-vl-grpo", " ".join(card.task.split())]}
 
 
-def scores(metrics: dict[str, Any]) -> list[dict[str, Any]]:
+def scores(card: RunCard) -> list[dict[str, Any]]:
     """The rows of the table: greedy and sampled answers, before and after, and what the policy knows without looking."""
-    return [row for row in _scored(metrics) if row.keys() >= {"correct", "interval", "format", "n", "rows"}]
+    return [row for row in _scored(card) if row.keys() >= {"correct", "interval", "format", "n", "rows"}]
 
 
-def rewards(metrics: dict[str, Any]) -> list[dict[str, Any]]:
+def rewards(card: RunCard) -> list[dict[str, Any]]:
     """The rows of the table of a task that can tell nothing right by its words: the mean of each reward."""
-    rows = [row for row in _scored(metrics) if row.keys() >= {"rewards", "n", "rows"}]
+    rows = [row for row in _scored(card) if row.keys() >= {"rewards", "n", "rows"}]
     return [row | {"reward": name, "mean": mean} for row in rows for name, mean in row["rewards"].items() if mean is not None]
 
 
-def _scored(metrics: dict[str, Any]) -> list[dict[str, Any]]:
-    rows = []
+def _scored(card: RunCard) -> list[dict[str, Any]]:
+    rows, metrics = [], card.metrics
     for kind in ("greedy", "sampled"):
         found = [(when, metrics.get(key, {}).get(kind)) for key, when in SCORED.items()]
         rows += [{"kind": kind, "when": when} | values for when, values in found if values]
     if blind := metrics.get("blind"):
-        rows.append({"kind": "greedy, shown a white picture", "when": "after"} | blind)
+        rows.append({"kind": f"greedy, shown {card.blank}", "when": "after"} | blind)
     return rows
 
 

@@ -89,7 +89,11 @@ class OncePreprocessed:
         return getattr(self.published, name)
 
     def read(self, prompts: Sequence[Any], rendering: Any = None) -> tuple[list[list[int]], list[list[Any]] | None]:
-        """The ids of prompts that hold their pictures and clips (`processors.placed`), and these: None if no prompt has any, as in TRL."""
+        """The ids of prompts that hold their pictures and clips (`processors.placed`), and these: None if no prompt has any, as in TRL.
+
+        Of what was read before nothing is kept.
+        """
+        self._shown = []
         media = [processors.media(prompt) for prompt in prompts]
         texts = [
             processors.prompt_text(self.published, prompt, *apart(row), **(rendering or {}))

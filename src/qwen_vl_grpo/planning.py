@@ -12,12 +12,15 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from qwen_vl_grpo import footprint, knobs, rendered_footprint, shapes
+from qwen_vl_grpo import footprint, knobs, pace, rendered_footprint, shapes, spreading, storage
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import ConfigError, HardwareError, PolicyError
 from qwen_vl_grpo.footprint import CONTEXT, GIB, Footprint, Prompt
+from qwen_vl_grpo.pace import Asked, Pace
 from qwen_vl_grpo.rendered_footprint import POLICY, Drawing
 from qwen_vl_grpo.shapes import Shapes
+from qwen_vl_grpo.spreading import ALONE, STRATEGIES, Spread
+from qwen_vl_grpo.storage import Disk
 
 CARDS = {"MI300X": ("MI300X 192 GB", 191.7), "H200": ("H200 141 GB", 139.8), "H100": ("H100 80 GB", 79.1), "24GB": ("24 GB", 23.5)}
 """Name on the command line -> the card, and the GiB that its driver gives to a process."""
@@ -25,16 +28,17 @@ TO_SPARE = 0.12
 """Share of a card that automatic checkpointing leaves free, since activations are estimates and memory fragments."""
 IDLE = 0.5
 """GiB that a driver counts as used on a card that nobody uses."""
-PHASES = ("start", "generate", "draw", "score", "backward", "save")
-"""start: the engine starts beside the policy; generate: it is awake; from then on it sleeps, if it may. draw: the completions are drawn
-and judged, where a run does that."""
+PHASES = ("load", "start", "generate", "draw", "score", "backward", "optimizer", "evaluate", "save")
+"""load: the policy alone; start: the engine starts beside it; generate, evaluate: it is awake; else it sleeps, if it may. draw: the
+completions are drawn and judged, where a run does that."""
 
 
 @dataclass(frozen=True)
 class Fit:
     """One card. `phases` and `gib` are in GiB, `kv_sequences` counts full-length sequences, `recomputed` the layers that gradient
     checkpointing recomputes, and `knobs` are changes under which it fits. `pictures` are drawn at once, and `others` holds the GiB in
-    use on each further card that the run places something on."""
+    use on each further card that the run places something on. `pace` is None where no step was measured on such a card, and `strategy`
+    how several of them would share the trainer."""
 
     card: str
     gib: float
@@ -47,11 +51,14 @@ class Fit:
     knobs: knobs.Changes = field(default_factory=dict)
     pictures: int = 0
     others: dict[str, float] = field(default_factory=dict)
+    pace: Pace | None = None
+    strategy: str = "single"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A config's weights by part, its footprint in bytes, and how it fits each card."""
+    """A config's weights by part, its footprint in bytes, what it takes of disk, host and judge, and how it fits each card. `kept` are the
+    bytes of its activations were no layer recomputed; `steps` of `tokens` each, were every answer as long as it may be."""
 
     run_id: str
     model: str
@@ -60,30 +67,67 @@ class Plan:
     weights: dict[str, int]
     learning: int
     footprint: Footprint
+    kept: int
     drawing: Drawing | None
+    disk: Disk
+    host: dict[str, int]
+    asked: Asked | None
+    steps: int
+    tokens: int
     cards: list[Fit]
 
 
-def plan(config: RunConfig, cards: Iterable[tuple[str, float]], prompt: Prompt | None = None, known: Shapes | None = None) -> Plan:
-    """Judge a config on each (name, GiB); raises PolicyError if the model's shapes are not known."""
+def plan(
+    config: RunConfig,
+    cards: Iterable[tuple[str, float]],
+    prompt: Prompt | None = None,
+    known: Shapes | None = None,
+    ranks: int = 1,
+    on_card: bool = True,
+) -> Plan:
+    """Judge a config on each (name, GiB), `ranks` of them together; raises PolicyError if the model's shapes are not known."""
     known, prompt = known or shapes.of(config), prompt or Prompt()
     judged = []
     for name, gib in cards:
-        fit = judge(config, known, prompt, name, gib)
+        strategy = "single" if ranks == 1 else strategy_that_fits(config, gib, ranks, known, prompt) or STRATEGIES[-1]
+        spread = Spread(strategy, ranks)
+        fit = judge(config, known, prompt, name, gib, spread)
         if not fit.fits:
-            turned = knobs.advise(config, known, prompt, lambda trial, gib=gib: judge(trial, known, prompt, "", gib).fits)
+            turned = knobs.advise(
+                config, known, prompt, lambda trial, gib=gib, spread=spread: judge(trial, known, prompt, "", gib, spread).fits
+            )
             fit = replace(fit, knobs=turned)
         judged.append(fit)
-    measured = footprint.measure(config, known, prompt)
-    learning = known.learning(config.lora)
-    drawing = rendered_footprint.measure(config)
-    return Plan(config.run_id, config.model_name, known.source, known.tied, known.weights(), learning, measured, drawing, judged)
+    measured, drawing = footprint.measure(config, known, prompt), rendered_footprint.measure(config)
+    kept = footprint.measure(config.model_copy(update={"gradient_checkpointing": False}), known, prompt).backward
+    completions = config.batch_size * config.gradient_accumulation_steps * ranks
+    return Plan(
+        config.run_id, config.model_name, known.source, known.tied, known.weights(), known.learning(config.lora), measured, kept, drawing,
+        storage.disk(config, known, measured), storage.host(config, measured, on_card, drawing.on_host() if drawing else 0),
+        pace.asked(config), config.max_steps, completions * measured.sequence, judged,
+    )  # fmt: skip
 
 
-def judge(config: RunConfig, known: Shapes, prompt: Prompt, name: str, gib: float) -> Fit:
+def strategy_that_fits(
+    config: RunConfig,
+    gib: float,
+    ranks: int,
+    known: Shapes | None = None,
+    prompt: Prompt | None = None,
+    among: Sequence[str] = STRATEGIES[1:],
+) -> str | None:
+    """The first way to share a trainer among `ranks` cards of so many GiB under which the config fits; None if none is enough.
+
+    One that cannot be had (zero2 and zero3 need DeepSpeed) is left out of `among`. Raises PolicyError if the model's shapes are not known.
+    """
+    known, prompt = known or shapes.of(config), prompt or Prompt()
+    return next((name for name in among if judge(config, known, prompt, "", gib, Spread(name, ranks)).fits), None)
+
+
+def judge(config: RunConfig, known: Shapes, prompt: Prompt, name: str, gib: float, spread: Spread = ALONE) -> Fit:
     """Whether the config fits a card of so many GiB, and the first thing that does not."""
-    config = settled(config, known, prompt, gib)
-    measured, card = footprint.measure(config, known, prompt), gib * GIB
+    config = settled(config, known, prompt, gib, spread)
+    measured, card = spreading.split(footprint.measure(config, known, prompt), config, known, spread), gib * GIB
     drawing = rendered_footprint.measure(config)
     used = in_use(measured, config, drawing, card)
     pictures, others = 0, {}
@@ -108,7 +152,10 @@ def judge(config: RunConfig, known: Shapes, prompt: Prompt, name: str, gib: floa
             reason = "".join(f"{place} takes {capped[place] / GIB:.1f} GiB of its {drawing.share(place) * gib:.1f}" for place in over[:1])
     phases, beside = ({key: round(size / GIB, 2) for key, size in sizes.items()} for sizes in (used, others))
     layers = footprint.recomputed_layers(config, known)
-    return Fit(name, gib, not reason, reason, phases, tokens, tokens // measured.sequence, layers, {}, pictures, beside)
+    speed = pace.of(config, known, measured, layers, name) if spread.ranks == 1 else None
+    return Fit(
+        name, gib, not reason, reason, phases, tokens, tokens // measured.sequence, layers, {}, pictures, beside, speed, spread.strategy
+    )
 
 
 def in_use(measured: Footprint, config: RunConfig, drawing: Drawing | None, card: float) -> dict[str, float]:
@@ -117,8 +164,8 @@ def in_use(measured: Footprint, config: RunConfig, drawing: Drawing | None, card
     if drawing is None:
         return used
     drawn = used["save"] + drawing.drawing(POLICY, drawing.pictures)
-    used = {phase: size + drawing.resting(POLICY) * (phase != "start") for phase, size in used.items()} | {"draw": drawn}
-    return {phase: used[phase] for phase in PHASES}
+    used = {phase: size + drawing.resting(POLICY) * (phase not in ("load", "start")) for phase, size in used.items()} | {"draw": drawn}
+    return {phase: used[phase] for phase in PHASES if phase in used}
 
 
 def _free(drawing: Drawing, card: float) -> dict[str, float]:
@@ -126,7 +173,7 @@ def _free(drawing: Drawing, card: float) -> dict[str, float]:
     return {place: min(drawing.share(place) * card, card - CONTEXT) for place in drawing.cards}
 
 
-def settled(config: RunConfig, known: Shapes, prompt: Prompt, gib: float) -> RunConfig:
+def settled(config: RunConfig, known: Shapes, prompt: Prompt, gib: float, spread: Spread = ALONE) -> RunConfig:
     """The config with `gradient_checkpointing: auto` as the number of layers that this card makes it recompute.
 
     As few as leave the card TO_SPARE in the backward pass: what is kept costs memory that a sleeping engine gave back, and what
@@ -137,7 +184,7 @@ def settled(config: RunConfig, known: Shapes, prompt: Prompt, gib: float) -> Run
     drawing = rendered_footprint.measure(config)
     for layers in range(known.layers):
         trial = config.model_copy(update={"gradient_checkpointing": layers})
-        measured = footprint.measure(trial, known, prompt)
+        measured = spreading.split(footprint.measure(trial, known, prompt), trial, known, spread)
         if in_use(measured, trial, drawing, gib * GIB)["backward"] <= (1 - TO_SPARE) * gib * GIB:
             return trial
     return config.model_copy(update={"gradient_checkpointing": known.layers})
@@ -148,7 +195,7 @@ def refuse(config: RunConfig, card_memory_gib: float) -> None:
 
     A model whose shapes are not known is let through: vLLM makes the same check once it is loaded.
     """
-    if not footprint.has_engine(config) or _sharded(config):
+    if not footprint.has_engine(config) or sharded(config):
         return
     try:
         measured = footprint.measure(config, shapes.of(config))
@@ -178,19 +225,19 @@ def refuse_tight(config: RunConfig, card_memory_gib: float, longest: int) -> Non
 
     The prompt counts as all text, the least that it can cost, since a run that would have fitted must not be refused.
     """
-    if _sharded(config):
+    if sharded(config):
         return
     fit = plan(config, [("this card", card_memory_gib)], Prompt(text=longest, pictures=0)).cards[0]
     if not fit.fits:
         raise HardwareError(
             f"run {config.run_id}: does not fit this card's {card_memory_gib:.1f} GiB by `grpo plan`, with prompts of up to {longest} "
-            f"tokens: {fit.reason}; {_advice(fit)}, or set allow_tight_memory: true to try anyway"
+            f"tokens: {fit.reason}; {knobs.said(fit.knobs)}, or set allow_tight_memory: true to try anyway"
         )
 
 
 def refuse_occupied(config: RunConfig, card_memory_gib: float, held_gib: float, processes: Sequence[int] = ()) -> None:
     """Raise HardwareError in one sentence if what other processes hold of the card leaves too little for the exact counts of `refuse`."""
-    if held_gib < IDLE or _sharded(config):
+    if held_gib < IDLE or sharded(config):
         return
     try:
         trainer = footprint.measure(config, shapes.of(config)).resident / GIB + CONTEXT / GIB
@@ -222,72 +269,7 @@ def named(card: str) -> tuple[str, float]:
     return f"{gib:g} GiB", gib
 
 
-def text(plan: Plan) -> str:
-    """The plan as a person reads it; sizes in GiB of 2**30 bytes."""
-    held, parts = plan.footprint, plan.weights | ({"head": "tied"} if plan.tied else {})
-    total = sum(plan.weights.values())
-    exact = {
-        "weights": held.weights, "reference": held.reference, "adapter": held.adapter, "optimizer": held.optimizer,
-        "gradients": held.gradients, "vLLM's weights": held.engine_weights,
-    }  # fmt: skip
-    estimated = {
-        "activations scoring": held.score, "and learning": held.backward, "transformers' generation": held.generation,
-        "pictures": held.pictures, "driver": CONTEXT, "vLLM beyond its share": footprint.ENGINE_AWAKE * bool(held.engine_weights),
-    }  # fmt: skip
-    lines = [
-        f"{plan.model}: {total:,} weights, read from {plan.shapes_from}; {plan.learning:,} learn",
-        "  " + ", ".join(f"{part} {count if isinstance(count, str) else f'{count:,}'}" for part, count in parts.items()),
-        f"a micro-step: {held.sequences} sequences of {held.prompt_tokens:,} + {held.sequence - held.prompt_tokens:,} tokens; "
-        f"{held.completions} completions are generated at once",
-        "counted, GiB: " + ", ".join(f"{name} {size / GIB:.2f}" for name, size in exact.items() if size),
-        "estimated, GiB: " + ", ".join(f"{name} {size / GIB:.2f}" for name, size in estimated.items() if size),
-        *_drawn(plan.drawing),
-        "",
-        f"{'GiB in use':20} {'card':>6} " + " ".join(f"{phase:>8}" for phase in PHASES if plan.drawing or phase != "draw"),
-    ]
-    for card in plan.cards:
-        sizes = " ".join(f"{size:8.1f}" for size in card.phases.values())
-        lines += [f"{card.card[:20]:20} {card.gib:6.1f} {sizes}  {'fits' if card.fits else 'does not fit'}", *_remarks(card)]
-    return "\n".join([*lines, "", "What is estimated is held against measured runs in docs/planning.md."])
-
-
-def _drawn(drawing: Drawing | None) -> list[str]:
-    """What renderer and judge hold, part by part, and where."""
-    if drawing is None:
-        return []
-    lines = []
-    if drawing.renderer:
-        parts = ", ".join(f"{part} {size / GIB:.2f}" for part, size in drawing.renderer.items())
-        lines.append(f"renderer ({_where(drawing, 'renderer')}), GiB: {parts}; a picture while it is drawn {drawing.one / GIB:.2f}")
-    if drawing.judge:
-        lines.append(f"judge ({_where(drawing, 'judge')}), GiB: {drawing.judge / GIB:.2f}")
-    if host := drawing.on_host():
-        lines.append(f"host memory, GiB: {host / GIB:.2f}")
-    return lines + [f"not counted, for its size is not known here: {name}" for name in drawing.unknown]
-
-
-def _where(drawing: Drawing, part: str) -> str:
-    place = {POLICY: "the policy's card", rendered_footprint.HOST: "the CPU"}.get(drawing.places[part], drawing.places[part])
-    return f"{place}, offload {drawing.offload}" if part == "renderer" and drawing.offload != "none" else place
-
-
-def _remarks(card: Fit) -> list[str]:
-    if card.fits:
-        cache = f"; KV cache: {card.kv_tokens:,} tokens, {card.kv_sequences:,} full-length sequences at once" if card.kv_tokens else ""
-        spare = f"    {card.gib - max(card.phases.values()):.1f} to spare"
-        lines = [f"{spare}; {card.recomputed} layers recomputed in the backward pass{cache}"]
-        beside = "; ".join(f"{place}: {gib:.1f}" for place, gib in card.others.items())
-        drawn = f"    {card.pictures} pictures drawn at once" + f"; in use on {beside}" * bool(beside)
-        return lines + [drawn] * bool(card.pictures)
-    return [f"    {card.reason}", f"    {_advice(card)}"]
-
-
-def _advice(card: Fit) -> str:
-    turned = " ".join(f"--set {key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in card.knobs.items())
-    return f"turn first: {turned}" if turned else "no knob is enough: take a smaller model or several cards"
-
-
-def _sharded(config: RunConfig) -> bool:
+def sharded(config: RunConfig) -> bool:
     """Whether a card holds only a part of the trainer or of the engine."""
     launched = any(os.environ.get(f"ACCELERATE_USE_{kind}") == "true" for kind in ("DEEPSPEED", "FSDP"))
     return launched or any(config.trl.get(key) for key in ("deepspeed", "fsdp")) or config.trl.get("vllm_tensor_parallel_size", 1) > 1

@@ -50,20 +50,31 @@ class PolicyStates:
         from qwen_vl_grpo.images.embeddings import Turn
 
         ids: Any = completion_ids or self._tokenizer(list(words), add_special_tokens=False)["input_ids"]
-        return self._encoder.encode(list(map(Turn, prompts, map(self._cut, ids), sources)))
+        encoded = self._encoder.encode(list(map(Turn, prompts, map(self._cut, ids), sources)))
+        if self._encoder.sharded:  # now, while every process is here: what one draws later, and how often, is its own affair
+            self._negatives = self._encode_negative(sources)
+        return encoded
 
     def negative(self, requests: Sequence[RenderRequest]) -> list[Conditioning]:
-        """The negative prompt beside each request's pictures, as the base model encodes it; a policy that learns whole has no other."""
-        from qwen_vl_grpo.images.embeddings import Turn
+        """The negative prompt beside each request's pictures, as the base model encodes it; a policy that learns whole has no other.
 
+        The requests of a sharded policy are those of the last `encode`, which made them all.
+        """
+        if self._encoder.sharded:
+            return [self._negatives[request.sources] for request in requests]
         found = self._negatives if self._frozen else {}
-        wanted = list(dict.fromkeys(request.sources for request in requests if request.sources not in found))
-        turns = [Turn(self._negative_prompt, (), sources) for sources in wanted]
-        found |= zip(wanted, (one.conditioning for one in self._encoder.encode(turns, adapters=False)), strict=True)
+        found |= self._encode_negative([request.sources for request in requests if request.sources not in found])
         negatives = [found[request.sources] for request in requests]
         while len(found) > NEGATIVES:
             found.pop(next(iter(found)))
         return negatives
+
+    def _encode_negative(self, sources: Sequence[tuple[Source, ...]]) -> dict[tuple[Source, ...], Conditioning]:
+        from qwen_vl_grpo.images.embeddings import Turn
+
+        wanted = list(dict.fromkeys(sources))
+        turns = [Turn(self._negative_prompt, (), each) for each in wanted]
+        return dict(zip(wanted, (one.conditioning for one in self._encoder.encode(turns, adapters=False)), strict=True))
 
     def _cut(self, ids: Sequence[int]) -> tuple[int, ...]:
         """A completion without the token that ended it, and what follows that."""

@@ -36,6 +36,14 @@ def each(job: Callable[[int], Any], count: int, workers: int | None = None) -> I
         _job = None
 
 
+def progress(made: Iterator[Any], count: int, what: str) -> Iterator[Any]:
+    """The same, with a bar on stderr while they come if they are many."""
+    from rich.console import Console
+    from rich.progress import track
+
+    return iter(track(made, what, count, console=Console(stderr=True), transient=True, disable=count < FEW))
+
+
 _job: Callable[[int], Any] | None = None
 """What the forked processes find to do."""
 

@@ -38,12 +38,13 @@ class Spare:
 def spare(card: RunCard, run_dir: Path) -> Spare:
     """What a run can do without; raises RegistryError if a process is running it.
 
-    A finished run keeps the weights that answer. One that was stopped keeps what it would be resumed from, read and found whole.
+    A finished run keeps the weights that answer, and its best. One that was stopped, or whose weights have changed on the disk, keeps
+    what it would be resumed from, read and found whole.
     """
     attempts.hold(run_dir).close()
     found = checkpoints.in_order(run_dir)
-    finished = card.state == "finished"
-    kept = {run_dir / card.checkpoint} if card.checkpoint else set()
+    kept = {run_dir / name for name in (card.checkpoint, card.metrics.get("best", {}).get("checkpoint")) if name}
+    finished = card.state == "finished" and all(map(checkpoints.whole, kept))
     if not finished and found and (newest := checkpoints.newest_whole(run_dir)) is not None:
         kept.add(newest)
     if not any(path.is_dir() for path in kept):

@@ -42,6 +42,12 @@ _WRAPPERS = [
 ]  # fmt: skip
 _NUMBER = r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d{0,40})?|\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,2})?"
 _RATIO = re.compile(rf"({_NUMBER})(?:\s?/\s?({_NUMBER}))?", re.ASCII)
+_WRITTEN_OUT = re.compile(
+    rf"[+-]?\d*\s?\\frac\s?(?:\{{{_NUMBER}\}}|\d)\s?(?:\{{{_NUMBER}\}}|\d)"
+    rf"|(?:{_NUMBER}\s?(?:\\times|\\cdot|\*)\s*)?10\s?\^\s?(?:\{{\d+\}}|\d+)",
+    re.ASCII,
+)
+"""A rational number in LaTeX that is worked out: a fraction, a mixed one, a power of ten."""
 _WITH_UNIT = re.compile(r"(.*?)[\s*]*([^\W\d_]+(?:/[a-z])?(?:\^?[23²³])?|°\s?[CcFf]?|%)")
 _EXPRESSION = re.compile(
     r"(?:\\(?:frac|sqrt|pi|cdot|times)(?![A-Za-z])|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|[\d.+\-*/(){}\s]"
@@ -73,12 +79,13 @@ def same_value(given: str, gold: str, precision: int | None = None, unit: str | 
     """Say whether two texts are equal as words, numbers, lists or expressions.
 
     Numbers are equal to the last digit, or with a `precision` to half a unit of that decimal place (MathVista rounds
-    there). Units are equal or left out; a percentage may be given as a share. Lists are equal item by item.
+    there). "6 \\times 7" is no number: a sum or product that is not worked out is the question handed back. Units are equal
+    or left out; a percentage may be given as a share. Lists are equal item by item.
     """
     if plain(given) == plain(gold):
         return plain(gold) != ""
     given, gold = tidy(given), tidy(gold)
-    if gold.startswith("["):
+    if gold.startswith("[") and gold.endswith("]"):
         ours, theirs = _items(given), _items(gold)
         return len(ours) == len(theirs) and all(same_value(*pair, precision) for pair in zip(ours, theirs, strict=True))
     units = UNITS if unit is None else {unit.casefold(): unit.casefold()} | UNITS
@@ -91,7 +98,8 @@ def same_value(given: str, gold: str, precision: int | None = None, unit: str | 
     number, gold_number = _number(given), _number(gold)
     if number is None or gold_number is None:
         formulas = all(value is not None or re.search(r"[\\^*]", text) for value, text in ((number, given), (gold_number, gold)))
-        return formulas and _same_expression(given, gold, float(allowed))
+        unsolved = gold_number is not None and _is_unsolved(given)
+        return formulas and not unsolved and _same_expression(given, gold, float(allowed))
     readings = [number]
     if given_unit == "%" and gold_unit is None:
         readings.append(number / 100)
@@ -130,6 +138,12 @@ def _same_expression(given: str, gold: str, allowed: float) -> bool:
         return ours.free_symbols == theirs.free_symbols and (ours - theirs).expand() == 0
     gap = abs(ours.evalf(30) - theirs.evalf(30))
     return bool(gap.is_finite and gap <= max(allowed, 1e-12))
+
+
+def _is_unsolved(text: str) -> bool:
+    """Whether a formula comes to a rational number that it does not say."""
+    value = _expression(text)
+    return value is not None and value.is_rational is True and not _WRITTEN_OUT.fullmatch(text)
 
 
 def _depth(text: str) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from qwen_vl_grpo import hub, index, pulling
+from qwen_vl_grpo import hardware, hub, index, pulling
 from qwen_vl_grpo.checkpoints import sha256
 from qwen_vl_grpo.errors import ConfigError, HubError, RegistryError
 from qwen_vl_grpo.index import PROJECT, home
@@ -70,7 +70,9 @@ def refuse_existing(config: RunConfig) -> None:
 
 
 def write(card: RunCard, run_dir: Path) -> None:
-    """Write run.json and the pointer to it, each whole or not at all."""
+    """Write run.json and the pointer to it, each whole or not at all; of a run's processes only the main one writes."""
+    if not hardware.is_main_process():
+        return
     index.replace(run_dir / "run.json", card.model_dump_json(indent=2) + "\n")
     index.point(card.run_id, run_dir)
 

@@ -10,11 +10,11 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen_vl_grpo import gallery, hardware, tracking
+from qwen_vl_grpo import gallery, hardware, ranks, tracking
 from qwen_vl_grpo.interfaces import Judgement, RenderRequest, Source
 from qwen_vl_grpo.rewards.rendered import KEPT_SIDE
 
@@ -53,8 +53,23 @@ class Entry:
         return {"score": None, "details": {}, "reason": str(self.outcome or "there was nothing to draw")}
 
 
+@dataclass(frozen=True)
+class _Shown:
+    """An entry as processes tell each other of it: by its request's name, since the states in a request are large."""
+
+    entry: Entry
+    key: str | None
+    picture: Image | None
+
+    @classmethod
+    def of(cls, entry: Entry, pictures: Mapping[RenderRequest, Image]) -> _Shown:
+        if entry.request is None:
+            return cls(entry, None, None)
+        return cls(replace(entry, request=None), _key(entry.request), pictures.get(entry.request))
+
+
 class RenderedGallery:
-    """gallery.jsonl and the pictures beside it, in the folder of a run; only the main process writes it."""
+    """gallery.jsonl and the pictures beside it, in the folder of a run: every process shows what it has, and the main one writes it."""
 
     def __init__(self, run_dir: Path, max_steps: int):
         self._run_dir = run_dir
@@ -64,25 +79,28 @@ class RenderedGallery:
 
     def keep_held_out(self, moment: str, entries: Sequence[Entry], pictures: Mapping[RenderRequest, Image]) -> None:
         """Keep the first entries of an evaluation, in the order of the held-out rows."""
-        kept = [("held-out", place, entry) for place, entry in enumerate(entries[: gallery.KEPT])]
-        self._keep(moment, None, kept, pictures)
+        shown = ranks.joined([_Shown.of(entry, pictures) for entry in entries[: gallery.KEPT]])
+        self._keep(moment, None, [("held-out", place, one) for place, one in enumerate(shown[: gallery.KEPT])])
 
     def keep_step(self, step: int, entries: Sequence[Entry], pictures: Mapping[RenderRequest, Image]) -> None:
         """Keep the best and the worst rewarded completion of a step; in a run of more than STEPS steps, of every second, third, …"""
+        if (step - 1) % self._every:
+            return
         judged = sorted((entry for entry in entries if entry.reward is not None), key=lambda entry: entry.reward or 0.0)
-        if judged and (step - 1) % self._every == 0:
-            self._keep(f"step {step}", step, [("best", 0, judged[-1]), ("worst", 0, judged[0])], pictures)
+        ends = ranks.joined([_Shown.of(entry, pictures) for entry in (*judged[:1], *judged[-1:])])
+        ends.sort(key=lambda one: one.entry.reward or 0.0)
+        if ends:
+            self._keep(f"step {step}", step, [("best", 0, ends[-1]), ("worst", 0, ends[0])])
 
-    def _keep(self, moment: str, step: int | None, kept: Sequence[tuple[str, int, Entry]], pictures: Mapping[RenderRequest, Image]) -> None:
+    def _keep(self, moment: str, step: int | None, kept: Sequence[tuple[str, int, _Shown]]) -> None:
         if not hardware.is_main_process() or not kept:
             return
         try:
             lines: list[dict[str, Any]] = [
-                {"moment": moment, "kind": kind, "place": place, "original": entry.original, "completion": entry.completion}
-                | {"sources": self._kept_sources(entry), "picture": self._picture(entry, pictures), "reward": entry.reward}
-                | {"request": None if entry.request is None else _key(entry.request)}
-                | entry.said
-                for kind, place, entry in kept
+                {"moment": moment, "kind": kind, "place": place, "original": one.entry.original, "completion": one.entry.completion}
+                | {"sources": self._kept_sources(one.entry), "picture": self._picture(one), "reward": one.entry.reward, "request": one.key}
+                | one.entry.said
+                for kind, place, one in kept
             ]
             with (self._run_dir / FILE).open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
@@ -96,17 +114,16 @@ class RenderedGallery:
                 shown.setdefault(f"gallery/{line['kind']}", []).append((files, caption(line)))
         tracking.log_pictures(shown, step)
 
-    def _picture(self, entry: Entry, pictures: Mapping[RenderRequest, Image]) -> str | None:
+    def _picture(self, one: _Shown) -> str | None:
         """The file of an entry's picture. Within a run it follows from the request alone, so one that was drawn before serves."""
         if self._drawn is None:
             lines = [line for line in read(self._run_dir)[0] if isinstance(line.get("request"), str)]
             self._drawn = {line["request"]: line["picture"] for line in lines if line["picture"]}
-        if entry.request is None:
+        if one.key is None:
             return None
-        key = _key(entry.request)
-        if entry.request in pictures:
-            self._drawn[key] = gallery.keep_picture(self._run_dir, pictures[entry.request])
-        return self._drawn.get(key)
+        if one.picture is not None:
+            self._drawn[one.key] = gallery.keep_picture(self._run_dir, one.picture)
+        return self._drawn.get(one.key)
 
     def _kept_sources(self, entry: Entry) -> list[str]:
         """The files of an entry's sources, each written once, however many completions begin from it."""

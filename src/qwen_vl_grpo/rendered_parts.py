@@ -43,6 +43,11 @@ def by_hand(rendering: RendererSection, judging: JudgeSection) -> RenderedScores
     return RenderedScores(_generator(rendering, places["renderer"], True), _judge(judging, places["judge"], False))
 
 
+def judge_alone(judging: JudgeSection) -> Judge:
+    """The judge of a run without its renderer; raises ConfigError, JudgeError or HardwareError if it cannot be asked."""
+    return _judge(judging, placement.devices(PlacementSection())["judge"], True)
+
+
 GENERATORS = {
     "sd3": "images.sd3:StableDiffusion3",
     "qwen_image": "images.qwen_image:QwenImage",

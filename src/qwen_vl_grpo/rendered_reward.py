@@ -50,6 +50,11 @@ class RenderedReward:
         self.noises: list[float | None] = []
         """The standard error of each score of the last call, None where the judge tells none: the trainer knows the groups (groups.py)."""
 
+    @property
+    def identities(self) -> tuple[str, str]:
+        """Of the renderer and the judge: everything that decides a score beside what is drawn."""
+        return self._score.generator.identity, self._score.judge.identity
+
     def __call__(
         self,
         completions: Sequence[Any],
@@ -104,8 +109,8 @@ class RenderedReward:
 class StatesReward(RenderedReward):
     """The same for a renderer that sees the policy's own states of a completion (images/embeddings.py), and perhaps pictures to edit.
 
-    `hold` gives it the policy before its first call. Every completion is encoded whatever the cache knows of it: each process makes as
-    many forward passes as the others, and what is remembered is known by the states themselves.
+    `hold` gives it the policy before its first call. Every completion is encoded whatever the cache knows of it, since what is remembered
+    is known by the states themselves; and each process makes as many forward passes as the others (sharding.py).
     """
 
     def __init__(self, config: RunConfig, kind: Kind):

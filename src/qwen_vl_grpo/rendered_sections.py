@@ -207,7 +207,8 @@ class JudgeSection(Section):
 
 class PenaltiesSection(Section):
     copying: float = Field(default=0.0, ge=0)
-    """Taken off a completion that is its prompt, word for word; in proportion, one that adds less than 5 words."""
+    """Taken off a completion that is its prompt, word for word; in proportion, one that adds less than 5 words. Stop words, numbers and
+    single letters are none."""
     length: float = Field(default=0.0, ge=0)
     """Taken off for every `longest` words beyond the first `longest`, in proportion."""
     longest: int = Field(default=60, ge=5)

@@ -127,7 +127,8 @@ class FaithfulGeneration(VLLMGeneration):
 
     def _iter_named_params(self) -> Generator[tuple[str, torch.Tensor], None, None]:
         """Merge LoRA out of place: TRL adds to the base and subtracts again, and a bf16 base drifts (trl#6688)."""
-        plain = not self._dist.is_fsdp and self.accelerator.state.deepspeed_plugin is None
+        deepspeed: Any = self.accelerator.state.deepspeed_plugin
+        plain = not self._dist.is_fsdp and (deepspeed is None or deepspeed.zero_stage < 3)
         if plain and isinstance(self.model, PeftModel) and not getattr(self.model, "is_loaded_in_4bit", False):
             return merged_weights(self.model)
         return super()._iter_named_params()
@@ -198,6 +199,8 @@ class FaithfulGeneration(VLLMGeneration):
         self, prompts: list[list[int]], images: list[Any] | None, count: int, temperature: float, top_p: float = 1.0
     ) -> list[list[list[int]]]:
         """Answer prompts outside training, `count` times each, at another temperature (0 is greedy); returns token ids."""
+        if not prompts:
+            return []
         repeated = [ids for ids in prompts for _ in range(count)]
         pictures = [row for row in images for _ in range(count)] if images and any(images) else None
         trained_at = self.temperature, self.top_p

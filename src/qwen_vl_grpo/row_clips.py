@@ -29,7 +29,7 @@ def seen(files: Sequence[VideoFile], config: RunConfig, patch: int) -> tuple[lis
     remarks: list[str] = []
     for file in files:
         try:
-            footage = video.probe(file.path)
+            footage = file.footage or video.probe(file.path)
         except DataError as error:
             raise UnreadableClip(str(error)) from None
         indices = video.choose(footage, config.video, **_wanted(file), patch=patch)

@@ -155,14 +155,36 @@ class DataSection(Section):
     """What to do with a prompt that leaves no room for max_completion_length in the context."""
     unusable: Literal["refuse", "drop"] = "refuse"
     """What to do with a row whose picture, question or answer cannot be used."""
+    filter: tuple[float, float] | None = None
+    """Train on the rows alone whose solve rate lies between these two, `[0.1, 0.9]` for one, as `grpo probe` measured it."""
+    curriculum: Literal["none", "easy_first"] = "none"
+    """`easy_first` trains in the order of the solve rates, from the rows that are solved most; `none` shuffles."""
+    probe: str | None = None
+    """Whose solve rates these are, a run_id or a model; none takes what the run starts from, `init_from` or `model_name`."""
     workers: int | None = Field(default=None, ge=1)
     """Processes that prepare rows; none takes the CPUs that there are, 8 at most, and one for a small set."""
+
+    @property
+    def uses_probe(self) -> bool:
+        return self.filter is not None or self.curriculum != "none"
+
+    @model_validator(mode="after")
+    def _filter_leaves_room(self) -> DataSection:
+        if self.filter is not None and not 0 <= self.filter[0] <= self.filter[1] <= 1:
+            raise ValueError(f"filter {list(self.filter)}: is the least and the most solve rate, of 0 to 1 and in this order")
+        return self
 
     @model_validator(mode="after")
     def _pixel_limits_in_order(self) -> DataSection:
         if self.min_pixels > self.max_pixels:
             raise ValueError(f"min_pixels {self.min_pixels} is more than max_pixels {self.max_pixels}; raise one or lower the other")
         return self
+
+
+class DynamicSamplingSection(Section):
+    reserve: int = Field(ge=1)
+    """Groups that a generation may draw from other rows in place of those that are all right or all wrong; what the completions
+    are worth counts alone, not their form. Those that find no replacement stay."""
 
 
 class WarmupSection(Section):
@@ -198,7 +220,7 @@ class EvaluationSection(Section):
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Sample these from the likeliest tokens that make up this share; rollouts always sample from all tokens."""
     blind: bool = True
-    """After training, also answer with a white picture: a policy that looks falls to chance."""
+    """After training, also answer with white pictures and clips: a policy that looks falls to chance."""
     without_adapter: bool = False
     """After training, also score with the LoRA adapter switched off: what is lost again is what GRPO taught it."""
     batch_size: int = Field(default=64, ge=1)
@@ -241,6 +263,17 @@ class TrackingSection(Section):
         """The trackers that are asked for, each once."""
         names = (self.report_to,) if isinstance(self.report_to, str) else self.report_to
         return tuple(dict.fromkeys(name for name in names if name != "none"))
+
+
+AlarmName = Literal[
+    "clipped", "groups_without_spread", "format_without_correctness", "length_collapse", "length_runaway", "entropy_collapse", "kl",
+    "reward_alone", "judge_failures", "not_a_number", "zero_reward", "slow_step", "sampling_disagreement",
+]  # fmt: skip
+
+
+class AlarmsSection(Section):
+    stop: tuple[AlarmName, ...] = ()
+    """Alarms that end a run where they start, with the step kept: `kl`, `reward_alone`, … (docs/tracking.md); `--resume` goes on."""
 
 
 class RegistrySection(Section):

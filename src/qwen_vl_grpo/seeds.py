@@ -61,7 +61,7 @@ def left(config: RunConfig, count: int, resume: bool) -> list[tuple[RunConfig, b
 def train(config: RunConfig, count: int, todo: Sequence[tuple[RunConfig, bool]], debug: bool = False) -> dict[str, Any]:
     """Run what is left of a group and return its summary, which group.json in the group's own folder holds after every run.
 
-    Raises RegistryError at the first run that fails; SystemExit as the run does that is stopped by Ctrl-C or SIGTERM.
+    Raises RegistryError at the first run that fails; SystemExit as the run does that is stopped by a signal of attempts.STOPS.
     """
     folder, runs = config.run_dir, members(config, count)
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def train(config: RunConfig, count: int, todo: Sequence[tuple[RunConfig, bool]],
             written.write_text(yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
             code = _process(["train", "--config", str(written), *(["--resume"] if begun else []), *(["--debug"] if debug else [])])
             registry.write_group(summary(config.run_id, runs), folder)
-            if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+            if code - 128 in attempts.STOPS:
                 raise SystemExit(code)
             if code:
                 raise RegistryError(
@@ -94,7 +94,7 @@ def _process(arguments: list[str]) -> int:
         if number != signal.SIGINT:  # a terminal has sent Ctrl-C to both
             child.send_signal(number)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, hand_on) for number in attempts.STOPS}
     try:
         code = child.wait()
     finally:

@@ -93,6 +93,11 @@ class SideBySide:
     def run_ids(self) -> list[str]:
         return list(self._found)
 
+    @property
+    def watches(self) -> bool:
+        """Whether one of them learned from clips."""
+        return any(card.watches for card, _ in self._found.values())
+
     def ask(self, run_ids: Sequence[str], items: Sequence[Item], how: answering.How) -> Iterator[tuple[Item, list[Pair]]]:
         """Each question, its pictures opened, with the answers of the runs, in their order.
 
@@ -130,7 +135,7 @@ class SideBySide:
             self._loaded.append((backend, group))
             for run in group:
                 if run.has_adapter:
-                    backend.check(run, answering.canary(run))
+                    backend.check(run, loading.canary(run))
         self._picked = run_ids
 
     def _seen(self, run: RunPolicy, model: Any, made: Sequence[Record], items: Sequence[Item]) -> list[Side]:
@@ -146,4 +151,4 @@ class SideBySide:
 def _opened(item: Item, how: answering.How) -> Item:
     """An item with its pictures, which are asked with, shown and edited; or with what is wrong with them."""
     found = answering.opened_of(item, how)
-    return replace(item, error=str(found)) if isinstance(found, DataError) else replace(item, opened=found)
+    return replace(item, error=str(found)) if isinstance(found, DataError) else found

@@ -6,13 +6,13 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 
-from qwen_vl_grpo import dataset
+from qwen_vl_grpo import dataset, solve_rates
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.interfaces import Task
@@ -35,8 +35,18 @@ def load(config: RunConfig, task: Task, processor: Any) -> Parts:
     """Load dataset_split and what the config holds out; raises DataError.
 
     A part that is cut from dataset_split (held_out, ids_file) shares no picture with the rest. Of a split of its own that is
-    only said, for whoever made the splits chose them.
+    only said, for whoever made the splits chose them. Of the rest a run trains on the rows, in the order, that data.filter and
+    data.curriculum ask for.
     """
+    parts = _cut(config, task, processor)
+    if not config.data.uses_probe:
+        return parts
+    places = solve_rates.chosen(solve_rates.keys(parts.train), config)
+    log.info("%d of %d rows are trained on, by the solve rates in %s", len(places), len(parts.train), solve_rates.place(config))
+    return replace(parts, train=parts.train.select(places))
+
+
+def _cut(config: RunConfig, task: Task, processor: Any) -> Parts:
     if config.evaluation.ids_file is not None:
         _ids(config.evaluation.ids_file)  # refused before the rows are prepared
     rows = dataset.load(config, task, processor, config.dataset_name, config.dataset_split)

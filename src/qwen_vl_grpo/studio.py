@@ -11,6 +11,7 @@ import io
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
@@ -36,6 +37,7 @@ STYLE = """
 ANSWERS = Environment(autoescape=True).from_string("""
 {% for item, pairs in asked %}<section class="beside"><h3>{{ item.prompt }}</h3>
 {% for given in item.opened or () %}<img src="{{ data(given.image) }}" alt="What was asked about">{% endfor %}
+{% for clip in item.clips or () %}<p class="said">a clip of {{ "%.1f" | format(clip.footage.seconds) }} s</p>{% endfor %}
 {% for pair in pairs %}<h4>{{ pair.run_id }}</h4><div class="sides">
 {% for name, side in (("base", pair.base), ("tuned", pair.tuned)) %}<figure class="{{ name }}"><figcaption>{{ name }}</figcaption>
 {% if side.picture %}<img src="{{ data(side.picture) }}" alt="What was drawn for the answer of {{ name }}">{% endif %}
@@ -90,14 +92,16 @@ def page(runs: SideBySide) -> Any:
         except GrpoError as error:
             raise gradio.Error(str(error), print_exception=False) from None
 
-    def one(picked: list[str], prompt: str, picture: str | None, longest: float, temperature: float) -> Iterator[str]:
+    def one(picked: list[str], prompt: str, picture: str | None, clip: str | None, longest: float, temperature: float) -> Iterator[str]:
         if not (prompt or "").strip():
             raise gradio.Error("type a prompt", print_exception=False)
         try:
             opened = [fetching.picture(picture)] if picture else []
+            clips = [fetching.clip_of(Path(clip).read_bytes())] if clip else []
         except GrpoError as error:
             raise gradio.Error(str(error), print_exception=False) from None
-        item = Item("prompt", [{"role": "user", "content": prompt.strip()}], [picture] if picture else [], opened=opened)
+        chat = [{"role": "user", "content": prompt.strip()}]
+        item = Item("prompt", chat, [picture] if picture else [], opened=opened, videos=[clip] if clip else [], clips=clips)
         yield from answered(picked, [item], longest, temperature)
 
     def many(picked: list[str], file: str, longest: float, temperature: float) -> Iterator[str]:
@@ -117,6 +121,7 @@ def page(runs: SideBySide) -> Any:
             with gradio.Row():
                 prompt = gradio.Textbox(label="Prompt", lines=3, elem_id="prompt")
                 picture = gradio.Image(label="Picture", type="filepath", sources=["upload", "clipboard"], height=180, elem_id="picture")
+                clip = gradio.Video(label="Clip", sources=["upload"], height=180, elem_id="clip", visible=runs.watches)
             ask_one = gradio.Button("Ask", variant="primary", elem_id="ask")
         with gradio.Tab("A file of prompts"):
             about = "JSON Lines, CSV or a folder of pictures on this machine, as grpo infer --input takes it"
@@ -127,7 +132,7 @@ def page(runs: SideBySide) -> Any:
             temperature = gradio.Number(0.0, label="Temperature", info="0 is greedy", minimum=0.0)
         shown = gradio.HTML(elem_id="answers")
         told = {"outputs": shown, "concurrency_limit": 1, "concurrency_id": "policies", "api_visibility": "private"}
-        ask_one.click(one, [picked, prompt, picture, longest, temperature], **told)
+        ask_one.click(one, [picked, prompt, picture, clip, longest, temperature], **told)
         ask_many.click(many, [picked, file, longest, temperature], **told)
     return made
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from qwen_vl_grpo import hardware, trackers
 from qwen_vl_grpo.config import RunConfig
-from qwen_vl_grpo.errors import ConfigError, TrackingError
+from qwen_vl_grpo.errors import ConfigError, TrackingError, briefly
 from qwen_vl_grpo.interfaces import RunCard
 
 log = logging.getLogger("qwen_vl_grpo")
@@ -101,7 +101,11 @@ def forgiving(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
                 return call(*arguments, **named)
         except Exception as error:
             if name not in _failed:
-                log.warning("%s: %s; it has gaps from here on, the files here have none", name, f"{type(error).__name__}: {error}"[:200])
+                log.warning(
+                    "%s: %s; it has gaps from here on, the files here have none",
+                    name,
+                    ": ".join(filter(None, (type(error).__name__, briefly(error)))),
+                )
             _failed.add(name)
 
     return tried

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import torch
 from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import TrainerState
+from trl.trainer import grpo_trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo import checkpoints, groups, processors, tracking
+from qwen_vl_grpo import attempts, checkpoints, gallery, groups, processors, ranks, tracking
 from qwen_vl_grpo.correction import importance_weights, joined, statistics
 from qwen_vl_grpo.errors import DivergenceError, PolicyError, RegistryError
 from qwen_vl_grpo.interfaces import Clip
@@ -46,6 +48,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         *arguments: Any,
         correction: str = "sequence_mean",
         checkpoint_limit: int | None = None,
+        keep_best: str | None = None,
         clip_of: Callable[[Mapping[str, Any]], Clip] | None = None,
         **named: Any,
     ):
@@ -59,11 +62,13 @@ class VisionGRPOTrainer(GRPOTrainer):
         self._once: dict[bool, OncePreprocessed] = {}
         """The last generation's, of training and of evaluation."""
         self._correction = correction
-        self._checkpoint_limit = checkpoint_limit
+        self._checkpoint_limit, self._keep_best = checkpoint_limit, keep_best
         self._saving = self._resumed = False
         self._level: torch.Tensor | None = None
         self._to_weigh: dict[str, Any] | None = None
         self._gaps: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.reserve: Any = None
+        """Rows that stand in for groups that teach nothing (reserve.py); None leaves the groups as they are drawn."""
 
     def _get_dataloader(self, dataset: Any, *arguments: Any, is_training: bool = False, **named: Any) -> Any:
         """Read a row once a generation, and not once a completion and micro-batch."""
@@ -82,21 +87,29 @@ class VisionGRPOTrainer(GRPOTrainer):
         ids, media = once.read(prompts, {"chat_template": self.chat_template} | rendering)
         return ids, media, {} if self.use_vllm or media is None else once.whole()
 
+    def _generate(self, prompts: list[Any]) -> Any:
+        """Draw again what teaches nothing before TRL scores it; TRL has no dynamic sampling (trl#4764)."""
+        output = super()._generate(prompts)
+        return self.reserve.refill(self, prompts, output) if self.reserve and self.model.training else output  # type: ignore[union-attr]
+
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         """After the rewards, TRL gathers prompts and completions of all ranks for its table: from here on they are text.
 
         As they are, every picture is pickled and sent at every step (trl 1.16), and wandb.Table refuses nested prompts.
         """
-        rewards = super()._calculate_rewards(self._given, prompts, completions, completion_ids_list)
+        with awaited(f"the rewards of step {self.state.global_step + 1}"):
+            rewards = super()._calculate_rewards(self._given, prompts, completions, completion_ids_list)
         if self.model.training:  # type: ignore[union-attr]
             size: Any = self.num_generations
             if self._gate_noise(rewards, size):
                 first = self.accelerator.process_index * len(prompts)
                 self._level = groups.level(rewards, self.reward_weights, size)[first : first + len(prompts)]
-            told = groups.statistics(rewards, self.reward_weights, size) | groups.unique(completion_ids_list, size)
+            told = groups.statistics(rewards, self.reward_weights, size) | groups.unique(ranks.joined(completion_ids_list), size)
             for name, value in told.items():
                 self._metrics["train"][name].append(value)
-        self._table_images = [row.get("images") or [] for row in self._given[:TABLE_ROWS]]
+            self._log_completion_extra("gold", [json.dumps(gallery.telling(row)) for row in self._given])
+        left = max(0, TABLE_ROWS - len(prompts) * self.accelerator.process_index) if self.log_completions else 0
+        self._table_images = ranks.joined([row.get("images") or [] for row in self._given[:left]])
         prompts[:] = [as_text(prompt) for prompt in prompts]
         completions[:] = [as_text(completion) for completion in completions]
         return rewards
@@ -117,7 +130,7 @@ class VisionGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """Preprocess each picture and clip once, and leave the importance ratio to the loss: TRL reads every sample once more for it."""
-        processor, self._given = self.processing_class, inputs
+        processor, self._given = self.processing_class, [*inputs]
         if processors.sees(processor):
             self.processing_class = self._once[self.model.training] = OncePreprocessed(processor)  # type: ignore[union-attr]
             inputs = [filled(row) for row in inputs]
@@ -143,7 +156,8 @@ class VisionGRPOTrainer(GRPOTrainer):
         finally:
             self._to_weigh = None
         if self._gaps and len(self._gaps) == self.current_gradient_accumulation_steps:
-            for name, value in statistics(self._correction, *joined(self._gaps)).items():
+            gaps = ranks.joined([(gap.cpu(), mask.cpu()) for gap, mask in self._gaps])
+            for name, value in statistics(self._correction, *joined(gaps)).items():
                 self._metrics["train"][name].append(value)
             self._gaps.clear()
         return loss
@@ -176,6 +190,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         try:
             if self.args.should_save:
                 shutil.rmtree(run_dir / checkpoints.ASIDE, ignore_errors=True)
+                checkpoints.refuse_full(run_dir, saved_bytes(self.model))
             self.accelerator.wait_for_everyone()
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
@@ -191,7 +206,8 @@ class VisionGRPOTrainer(GRPOTrainer):
         finally:
             self._saving = False
         if self.args.should_save:
-            checkpoints.prune(run_dir, self._checkpoint_limit)
+            best = attempts.best(run_dir, self._keep_best)
+            checkpoints.prune(run_dir, self._checkpoint_limit, self.state.global_step, best and best[0])
         self.accelerator.wait_for_everyone()
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
@@ -246,7 +262,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         model.load_state_dict(saved.state_dict())
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Trim the table to the first rows of the last batch, which are this rank's own, and add their pictures."""
+        """Trim the table to the first rows of the last batch, and add their pictures."""
         if self.log_completions:
             columns = [self._logs["prompt"], self._logs["completion"], self._logs["advantages"]]
             for column in [*columns, *self._logs["rewards"].values(), *self._logs["extra"].values()]:
@@ -260,6 +276,29 @@ class VisionGRPOTrainer(GRPOTrainer):
         if self._resumed:
             logs.pop("train_loss", None)  # transformers divides the loss of the last attempt by the steps of all
         super().log(logs, start_time)
+
+
+def saved_bytes(model: Any) -> int:
+    """About what a checkpoint takes: an adapter or all weights, and AdamW's two moments of those that learn."""
+    sizes = [(weight.numel() * weight.element_size(), weight.requires_grad) for weight in model.parameters()]
+    learned = sum(size for size, learns in sizes if learns)
+    return 2 * learned + (learned if isinstance(model, PeftModel) else sum(size for size, _ in sizes))
+
+
+@contextmanager
+def awaited(what: str) -> Iterator[None]:
+    """Let TRL gather what every process has: a judge may take longer than a collective of the cards, which TRL begins at once, may."""
+    published = grpo_trainer.gather  # pyright: ignore[reportPrivateImportUsage]
+
+    def gather(tensor: Any) -> Any:
+        ranks.together(what)
+        return published(tensor)
+
+    grpo_trainer.gather = gather  # pyright: ignore[reportPrivateImportUsage]
+    try:
+        yield
+    finally:
+        grpo_trainer.gather = published  # pyright: ignore[reportPrivateImportUsage]
 
 
 def cut_to_longest(inputs: dict[str, Any]) -> dict[str, Any]:

@@ -22,12 +22,15 @@ from qwen_vl_grpo import (
     evaluation,
     gallery,
     hardware,
+    hindsight,
     licences,
     parity,
     policy,
     processors,
     proof,
+    pruning,
     publishing,
+    ranks,
     registry,
     rollouts,
     tracking,
@@ -38,7 +41,8 @@ from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.identity import digest
 from qwen_vl_grpo.interfaces import Generate, RunCard, Sample
 from qwen_vl_grpo.ledger import Every, Ledger
-from qwen_vl_grpo.rescue import Rescue, Terminated
+from qwen_vl_grpo.peaks import Peaks
+from qwen_vl_grpo.rescue import Rescue, Terminated, in_one_sentence
 from qwen_vl_grpo.saves import Saves
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
 
@@ -50,18 +54,22 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
 
     With `resume` the run of this id goes on from its newest whole checkpoint, or begins again where it has none.
     """
+    ranks.meet(config.trl.get("ddp_timeout"))
     earlier = attempts.resumable(config) if resume else None
-    prepared = prepare(config, resume)
+    peaks = Peaks(hardware.occupied(hardware.detect())[0])
+    prepared = ranks.in_turn(lambda: prepare(config, resume))
+    ranks.agree(_same_everywhere(config, prepared))
     card = _card(config, prepared) if earlier is None else _again(earlier, config, prepared)
-    run_dir = registry.claim(config) if earlier is None else config.run_dir
+    run_dir = config.run_dir if earlier else ranks.first(lambda: registry.claim(config))
     held = attempts.hold(run_dir)
-    checkpoint = checkpoints.newest_whole(run_dir)
+    checkpoint = ranks.first(lambda: checkpoints.to_go_on_from(run_dir))
     step = checkpoints.step_of(checkpoint) if checkpoint else 0
-    card = attempts.begin(card, run_dir, step)
+    card = attempts.begin(_foreseen(card, config, prepared), run_dir, step)
     registry.write(card, run_dir)
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+    if hardware.is_main_process():
+        (run_dir / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
     written = attempts.metrics(run_dir)
-    ledger = Ledger(run_dir, config.max_steps, len(card.attempts), attempts.standing(written, step))
+    ledger = Ledger(run_dir, config.max_steps, len(card.attempts), attempts.standing(written, step), config.alarms.stop)
     rescue = Rescue()
     try:
         rescue.listen()
@@ -80,27 +88,29 @@ def train(config: RunConfig, resume: bool = False) -> RunCard:
             log.info("starts from the weights of run %s, %s", parent[0].run_id, parent[1].name)
             trainer.start_from(parent[1])
         rescue.watch(trainer)
+        trainer.add_callback(peaks)
         tracking.take_up(trainer, written)
         if config.registry.push == "save":
             trainer.add_callback(Saves(lambda step: _publish_save(card, config, run_dir, step)))
         log.info("what learns:\n%s", policy.table(policy.trainable_parts(trainer.model)))
         _train_and_score(config, prepared, trainer, ledger, card, checkpoint)
-        card = attempts.end(_finish(card, config, trainer, run_dir, exam), "finished", trainer.state.global_step)
+        card = attempts.end(_finish(card, config, trainer, run_dir, exam, peaks), "finished", trainer.state.global_step)
         registry.write(card, run_dir)
         tracking.refer(card, run_dir)
         answer_tables.evaluation(card, run_dir)
     except BaseException as error:
+        error = in_one_sentence(error)
         state = "interrupted" if isinstance(error, KeyboardInterrupt | Terminated) else "failed"
         stopped = {"state": state, "error": f"{type(error).__name__}: {error}", "finished": registry.now()}
         if checkpoint := rescue.keep():
-            stopped |= _kept(config, run_dir, checkpoint)
+            stopped |= _kept(card, config, run_dir, checkpoint)
             kept = f"step {checkpoint.split('-')[1]} of {config.max_steps} is kept in {run_dir / checkpoint}"
             error.add_note(kept)
             if state == "interrupted":
                 log.info(kept)
         reached = rescue.trainer.state.global_step if rescue.trainer else 0
         registry.write(attempts.end(card, state, max(step, reached)).model_copy(update=stopped), run_dir)
-        raise
+        raise error
     finally:
         tracking.finish()
         ledger.close()
@@ -121,7 +131,7 @@ def _train_and_score(
     def scores(samples: list[Sample], moment: str, kept: bool = False) -> dict[str, Any]:
         how = (config.evaluation.samples, temperature, config.evaluation.top_p)
         log.info("scoring %d held-out rows: greedy, and %d sampled answers each at temperature %g, top_p %g", len(samples), *how)
-        keep = partial(gallery.keep, config.run_dir, moment, task) if kept else None
+        keep = partial(gallery.keep, config.run_dir, moment, task) if kept and hardware.is_main_process() else None
         return evaluation.evaluate(samples, task, functions, generate, config.evaluation.samples, temperature, keep, moment)
 
     if held_out:
@@ -143,6 +153,8 @@ def _train_and_score(
     else:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     metrics["train_seconds"] = round(time.perf_counter() - started, 1)
+    if torch.cuda.is_available():
+        metrics["peak_gib"] = max(ranks.gathered(round(torch.cuda.max_memory_allocated() / 2**30, 2)))
     metrics["last_step"] = ledger.last
     if held_out:
         metrics["after"] = scores(held_out, "after", kept=True)
@@ -160,17 +172,30 @@ def _generator(config: RunConfig, trainer: VisionGRPOTrainer, processor: Any) ->
     if not config.use_vllm:
         model = trainer.accelerator.unwrap_model(trainer.model)
         longest, section = config.max_completion_length, config.evaluation
-        return answering.with_transformers(model, processor, longest, section.batch_size, config.seed, top_p=section.top_p)
+        show, seed = hardware.is_main_process(), config.seed + 1009 * ranks.place()
+        own = answering.with_transformers(model, processor, longest, section.batch_size, seed, show, top_p=section.top_p)
+        return lambda samples, count, temperature: ranks.joined(own(ranks.share(samples), count, temperature))
 
     def generate(samples: Sequence[Sample], count: int, temperature: float) -> list[list[str]]:
         engine = trainer.vllm_generation
         assert isinstance(engine, rollouts.FaithfulGeneration)
         engine.sync_weights()
+        alone = engine.samples_here  # an engine on several cards answers all of them in each of its processes
+        samples = ranks.share(samples) if alone else samples
         encoded = [policy.encode(processor, [sample])["input_ids"][0].tolist() for sample in samples]
         ids = engine.sample(encoded, [processors.in_order(sample) for sample in samples], count, temperature, config.evaluation.top_p)
-        return [processor.batch_decode(row, skip_special_tokens=True) for row in ids]
+        texts = [processor.batch_decode(row, skip_special_tokens=True) for row in ids]
+        return ranks.joined(texts) if alone else texts
 
     return generate
+
+
+def _same_everywhere(config: RunConfig, prepared: Prepared) -> dict[str, Any]:
+    """What no process of a run may have of its own."""
+    machine = hardware.describe(hardware.detect())
+    told = {f"config.{key}": value for key, value in config.model_dump(mode="json").items()}
+    told |= {f"version of {name}": version for name, version in hardware.versions().items()}
+    return told | {"rows": dataset.fingerprint(prepared.rows), "held-out rows": len(prepared.held_out), "card": machine["name"]}
 
 
 def _card(config: RunConfig, prepared: Prepared) -> RunCard:
@@ -193,12 +218,12 @@ def _card(config: RunConfig, prepared: Prepared) -> RunCard:
         digest=digest(config),
         git=registry.git_state(),
         versions=hardware.versions(),
-        hardware=hardware.describe(hardware.detect()),
+        hardware=hardware.describe(hardware.detect()) | {"processes": ranks.count()},
         system_prompt=config.task.system_prompt or task.system_prompt,
         preprocessing=reads | {
             "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest(),
             "attn_implementation": policy.attention(config), "dtype": str(policy.weight_dtype(config)).removeprefix("torch."),
-            "layers_recomputed": prepared.recomputed,
+            "layers_recomputed": prepared.recomputed, "clips": bool({"videos", dataset.AS_CLIPS} & set(rows.column_names)),
         },
         parent=_parent(config),
         created=registry.now(),
@@ -220,7 +245,10 @@ def _again(card: RunCard, config: RunConfig, prepared: Prepared) -> RunCard:
 
 
 def _exam(config: RunConfig, prepared: Prepared, trainer: VisionGRPOTrainer, run_dir: Path) -> proof.Exam | None:
-    """The items of the run's proof, answered by the base that it starts from; None where no process holds all weights."""
+    """The items of the run's proof, answered by the base that it starts from; None where no process holds all weights, and in all but
+    the main process."""
+    if not hardware.is_main_process():
+        return None
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         log.info("no proof is kept: the weights are sharded")
         return None
@@ -229,24 +257,39 @@ def _exam(config: RunConfig, prepared: Prepared, trainer: VisionGRPOTrainer, run
     return proof.Exam(model, prepared.processor, samples, run_dir, config.max_completion_length)
 
 
-def _finish(card: RunCard, config: RunConfig, trainer: VisionGRPOTrainer, run_dir: Path, exam: proof.Exam | None) -> RunCard:
+def _foreseen(card: RunCard, config: RunConfig, prepared: Prepared) -> RunCard:
+    machine, longest, shown = hardware.detect(), max(prepared.rows["prompt_tokens"]), any(prepared.rows["picture_ids"])
+    memory = hardware.memory_gib(machine)
+    return card.model_copy(update={"plan": hindsight.predict(config, machine, memory, longest, shown, prepared.recomputed)})
+
+
+def _finish(card: RunCard, config: RunConfig, trainer: VisionGRPOTrainer, run_dir: Path, exam: proof.Exam | None, peaks: Peaks) -> RunCard:
+    checkpoint = f"checkpoint-{trainer.state.global_step}"
+    measured = peaks.found(getattr(trainer, "vllm_generation", None)) | {hindsight.CHECKPOINT: pruning.size(run_dir / checkpoint) / 2**30}
+    plan = hindsight.compare(card.plan, measured)
+    for line in hindsight.text(plan).splitlines() if plan else ():
+        log.info(line)
     if torch.cuda.is_available():
         card.metrics["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
-    finished: dict[str, Any] = {"state": "finished", "finished": registry.now(), "proof": exam.record() if exam else {}}
+    finished: dict[str, Any] = {"state": "finished", "finished": registry.now(), "proof": exam.record() if exam else {}, "plan": plan}
     if exam and not finished["proof"]["changed"]:
         log.warning("training changed no answer: the policy answers %d items as its base does, token for token", len(exam.samples))
-    return card.model_copy(update=finished | _kept(config, run_dir, f"checkpoint-{trainer.state.global_step}"))
+    return card.model_copy(update=finished | _kept(card, config, run_dir, checkpoint))
 
 
-def _kept(config: RunConfig, run_dir: Path, checkpoint: str) -> dict[str, Any]:
+def _kept(card: RunCard, config: RunConfig, run_dir: Path, checkpoint: str) -> dict[str, Any]:
     files = registry.hash_files(run_dir, checkpoint) | (registry.hash_files(run_dir, "warmup") if config.warmup else {})
     if (run_dir / proof.FILE).is_file():
         files |= registry.hash_files(run_dir, Path(proof.FILE).parent.name)
-    return {"checkpoint": checkpoint, "checkpoint_files": files}
+    best = attempts.best(run_dir, config.keep_best)
+    if best is None and config.keep_best:
+        log.warning("keep_best %s: no line of metrics.jsonl has it, so the newest checkpoints alone are kept", config.keep_best)
+    named = {"best": {"checkpoint": best[0].name, "metric": config.keep_best, "value": best[1]}} if best else {}
+    return {"checkpoint": checkpoint, "checkpoint_files": files, "metrics": card.metrics | named}
 
 
 def _publish_save(card: RunCard, config: RunConfig, run_dir: Path, step: int) -> RunCard:
-    card = card.model_copy(update=_kept(config, run_dir, f"checkpoint-{step}"))
+    card = card.model_copy(update=_kept(card, config, run_dir, f"checkpoint-{step}"))
     return publishing.publish(card, run_dir, config.registry.public, f"save/{config.run_id}/{step}")
 
 

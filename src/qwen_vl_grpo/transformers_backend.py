@@ -70,7 +70,7 @@ class TransformersBackend:
                     part = batch[start : start + self._batch_size]
                     samples = [question.sample for question in part]
                     with torch.random.fork_rng():
-                        torch.manual_seed(run.config.seed)
+                        torch.manual_seed(part[0].drawn_with)
                         rows, lengths = sampled(self.model, run.processor, samples, 1, temperature, longest, run.ends, top_p)
                     for question, ids, length in zip(part, rows, lengths, strict=True):
                         yield question, finished(ids, run.ends, length)

@@ -5,14 +5,28 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 from PIL import Image
 
-from qwen_vl_grpo import dataset, evaluation, policy, processors, registry, rewards, splits, tasks, warmup
+from qwen_vl_grpo import (
+    dataset,
+    evaluation,
+    looks,
+    policy,
+    processors,
+    registry,
+    repeats,
+    rewards,
+    solve_rates,
+    sources,
+    splits,
+    tasks,
+    warmup,
+)
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError, RewardError
 from qwen_vl_grpo.interfaces import RewardFunction, Sample, Task
@@ -26,6 +40,8 @@ class Findings:
     """What was seen, and what has to be mended before the run."""
 
     said: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    """What may be meant so."""
     faults: list[str] = field(default_factory=list)
 
 
@@ -35,7 +51,7 @@ def validate(config: RunConfig) -> Findings:
     weighted = tasks.rewards(task, config) if task.examples else []  # of renderers and judges, say, nothing is asked here
     policy.check(config)
     processor = policy.load_processor(config)
-    found, shown = Findings(), False
+    found, shown, seen = Findings(), False, {}
     for name, split in _parts(config):
         rows, report = dataset.prepare(config, task, processor, name, split)
         found.said.append(str(report))
@@ -51,15 +67,49 @@ def validate(config: RunConfig) -> Findings:
         if not shown:
             found.said.append(f"one prompt and its pictures: {_rendered(dataset.to_samples(rows.select([0]))[0], processor, config)}")
             shown = True
-        examined, faults = answers(dataset.to_samples(rows), task, weighted)
+        seen |= looks.of(rows, report.folder, config.data.workers)
+        found.doubts += [f"{report.name}: {doubt}" for doubt in repeats.within(repeats.read(rows))]
+        samples = dataset.to_samples(rows)
+        if dataset.several(config, name):
+            samples = [replace(sample, id=f"{sample.id} ({sample.columns[sources.DATASET]})") for sample in samples]
+        examined, faults = answers(samples, task, weighted)
         found.said.append(f"{report.name}: {examined}")
         found.faults += [f"{report.name}, {fault}" for fault in faults]
     if not found.faults:
-        parts = splits.load(config, task, processor)
+        parts = splits.load(solve_rates.unsorted(config), task, processor)
         found.said.append(
             f"{len(parts.train)} rows to train on, {len(parts.held_out or ())} held out, {parts.shared} left out for a picture"
         )
+        if parts.held_out:
+            _compared(parts.train, parts.held_out, seen, config, found)
+        _probed(parts.train, config, found)
     return found
+
+
+def _compared(train: datasets.Dataset, held_out: datasets.Dataset, seen: looks.Looks, config: RunConfig, found: Findings) -> None:
+    """Look for what is both trained on and held out: the same questions, the same pictures, and pictures that look alike."""
+    ours, theirs = repeats.read(train), repeats.read(held_out)
+    faults, doubts = repeats.on_both_sides(ours, theirs)
+    found.faults += faults
+    found.doubts += doubts + repeats.told_alike(repeats.alike(ours, theirs, seen), train, held_out, seen, _folder(config))
+    found.said.append(f"{len(theirs)} held-out rows compared with {len(ours)} that are trained on, and {len(seen)} pictures and clips")
+
+
+def _probed(train: datasets.Dataset, config: RunConfig, found: Findings) -> None:
+    """Say which share of the groups is expected to teach nothing, as far as a probe has seen the rows."""
+    records, rows = solve_rates.read(solve_rates.place(config)), solve_rates.keys(train)
+    known = [records[key] for key in rows if key in records]
+    if not known or (config.warmup and config.data.probe is None):
+        found.said.append(f"groups without spread: unknown; `grpo probe {solve_rates.policy_of(config)} --config CONFIG` measures them")
+    else:
+        found.said.append(f"expected of {len(known)} of {len(rows)} rows: {solve_rates.expected(known, config.num_generations)}")
+    if config.data.uses_probe:
+        try:
+            kept = [rows[place] for place in solve_rates.chosen(rows, config)]
+        except DataError as error:
+            found.faults.append(str(error))
+            return
+        found.said.append(f"of the {len(kept)} rows kept: {solve_rates.expected([records[key] for key in kept], config.num_generations)}")
 
 
 def _parts(config: RunConfig) -> list[tuple[str, str]]:
@@ -82,8 +132,7 @@ def _tokens(rows: datasets.Dataset, config: RunConfig, processor: Any) -> str:
 
 def _rendered(sample: Sample, processor: Any, config: RunConfig) -> Path:
     """Write one prompt as the chat template makes it, its pictures and frames as the processor gets them; returns their folder."""
-    folder = registry.home() / "validated" / config.run_id
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _folder(config)
     pictures, clips = list(sample.images), list(sample.videos)
     text = processors.prompt_text(processor, sample.prompt, pictures, clips)
     (folder / "prompt.txt").write_text(text, encoding="utf-8")
@@ -92,6 +141,12 @@ def _rendered(sample: Sample, processor: Any, config: RunConfig) -> Path:
     for number, clip in enumerate(clips):
         for index, frame in zip(clip.indices, clip.frames, strict=True):
             Image.fromarray(frame).save(folder / f"clip-{number}-{index / clip.fps:07.2f}s.png")
+    return folder
+
+
+def _folder(config: RunConfig) -> Path:
+    folder = registry.home() / "validated" / config.run_id
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from qwen_vl_grpo.errors import DataError
+from qwen_vl_grpo.footage import Footage
 from qwen_vl_grpo.interfaces import Message, Sample
 from qwen_vl_grpo.sections import DataSection
 
@@ -39,6 +40,10 @@ class VideoFile:
     max_frames: int | None = None
     dynamic: bool = False
     """Share the frames by the length of the segments."""
+    footage: Footage | None = field(default=None, compare=False, repr=False)
+    """What is known of the file; None looks when it is read."""
+    held: Any = field(default=None, compare=False, repr=False)
+    """What keeps a passing file there."""
 
 
 def read_record(row: Mapping[str, Any], data: DataSection, system_prompt: str) -> Sample:

@@ -15,7 +15,7 @@ import logging
 import math
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class VllmBackend:
     def __init__(self, runs: Sequence[RunPolicy], most_images: int, most_clips: int = 0):
         from vllm import LLM
 
-        self._requests = self._adapters(runs)
+        self._requests = adapters_of(runs)
         options = engine_options(runs, most_images, most_clips)
         self.context = int(options["max_model_len"])
         clip_times.told()
@@ -65,45 +65,13 @@ class VllmBackend:
         gc.collect()
         torch.cuda.empty_cache()
 
-    @staticmethod
-    def _adapters(runs: Sequence[RunPolicy]) -> dict[RunPolicy, Any]:
-        """One LoRARequest an adapter; vLLM tells them apart by name and by number, and takes a path that is not there for a Hub id."""
-        from vllm.lora.request import LoRARequest
-
-        adapters = [run for run in runs if run.has_adapter]
-        return {run: LoRARequest(f"{run.run_id}@{run.sha[:8]}", place, str(run.folder)) for place, run in enumerate(adapters, 1)}
-
     def check(self, run: RunPolicy, canary: Question) -> float:
-        """How far the run's adapter moves the log-probabilities of a canary's next token.
-
-        Raises RegistryError if a part of the adapter that learned something moves them no further than asking the base twice, and
-        TowerIgnored if that is so of the tower alone.
-        """
-        from vllm.lora.request import LoRARequest
-
-        base = self._next_token(canary, None)
-        floor = distance(base, self._next_token(canary, None))
-        parts = sorted(run.learned(), key=lambda part: part != "language")
-        own = len(self._requests) + 1
-        with tempfile.TemporaryDirectory() as folder:
-            for place, part in enumerate(parts if len(parts) > 1 else ()):
-                alone = LoRARequest(f"{run.run_id}/{part}", own + place, str(only(run, part, Path(folder) / part)))
-                moved = distance(base, self._next_token(canary, alone))
-                self.llm.llm_engine.remove_lora(own + place)  # the next run's part gets its number
-                if not moved > floor:
-                    raise ignored(run, part, f"the {part} part of its adapter")
-        moved = distance(base, self._next_token(canary, self._requests[run]))
-        if not moved > floor:
-            raise ignored(run, parts[0], "its adapter")
-        return moved
+        """As `moved` says."""
+        return moved(run, canary, self._requests[run], len(self._requests) + 1, self._next_token, self.llm.llm_engine.remove_lora)
 
     @engine_errors("it was asked with and without an adapter")
     def _next_token(self, question: Question, adapter: Any) -> dict[int, float]:
-        from vllm import SamplingParams
-
-        sampling = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
-        answered = self.llm.generate([request(question)[0]], sampling, lora_request=adapter, use_tqdm=False)
-        return {token: entry.logprob for token, entry in answered[0].outputs[0].logprobs[0].items()}
+        return likely(self.llm.generate([request(question)[0]], one_token(), lora_request=adapter, use_tqdm=False)[0])
 
     def answer(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Completion]]:
         """Keep the engine full, and give each answer as it is finished; raises EngineError if another prompt was read than ours."""
@@ -123,6 +91,56 @@ class VllmBackend:
                 question, ids = waiting.pop(output.request_id)
                 check_prompts([output.prompt_token_ids], [ids])
                 yield question, finished(list(output.outputs[0].token_ids), question.run.ends, len(ids))
+
+
+def adapters_of(runs: Sequence[RunPolicy]) -> dict[RunPolicy, Any]:
+    """One LoRARequest an adapter; vLLM tells them apart by name and by number, and takes a path that is not there for a Hub id."""
+    from vllm.lora.request import LoRARequest
+
+    adapters = [run for run in runs if run.has_adapter]
+    return {run: LoRARequest(f"{run.run_id}@{run.sha[:8]}", place, str(run.folder)) for place, run in enumerate(adapters, 1)}
+
+
+def moved(
+    run: RunPolicy,
+    canary: Question,
+    adapter: Any,
+    free: int,
+    next_token: Callable[[Question, Any], dict[int, float]],
+    forget: Callable[[int], object],
+) -> float:
+    """How far the run's adapter moves the log-probabilities of a canary's next token, which `next_token` asks the engine for.
+
+    Adapters may be numbered from `free` on. Raises RegistryError if a part of the adapter that learned something moves them no further
+    than asking the base twice, and TowerIgnored if that is so of the tower alone.
+    """
+    from vllm.lora.request import LoRARequest
+
+    base = next_token(canary, None)
+    floor = distance(base, next_token(canary, None))
+    parts = sorted(run.learned(), key=lambda part: part != "language")
+    with tempfile.TemporaryDirectory() as folder:
+        for number, part in enumerate(parts if len(parts) > 1 else (), free):
+            alone = LoRARequest(f"{run.run_id}/{part}", number, str(only(run, part, Path(folder) / part)))
+            apart = distance(base, next_token(canary, alone))
+            forget(number)  # the next run's part gets its number
+            if not apart > floor:
+                raise ignored(run, part, f"the {part} part of its adapter")
+    whole = distance(base, next_token(canary, adapter))
+    if not whole > floor:
+        raise ignored(run, parts[0], "its adapter")
+    return whole
+
+
+def one_token() -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0, max_tokens=1, logprobs=20)
+
+
+def likely(answered: Any) -> dict[int, float]:
+    """The log-probabilities of the first token, as the engine tells the likeliest."""
+    return {token: entry.logprob for token, entry in answered.outputs[0].logprobs[0].items()}
 
 
 def engine_options(runs: Sequence[RunPolicy], most_images: int, most_clips: int = 0) -> dict[str, Any]:
@@ -189,7 +207,7 @@ def sampling(question: Question) -> Any:
 
     return SamplingParams(
         temperature=question.temperature, top_p=question.top_p, max_tokens=question.max_new_tokens, detokenize=False,
-        stop_token_ids=question.run.ends, seed=question.run.config.seed if question.temperature else None,
+        stop_token_ids=question.run.ends, seed=question.drawn_with if question.temperature else None,
         **forbid_vision_tokens(question.run.processor, use_vllm=True),
     )  # fmt: skip
 
@@ -212,5 +230,5 @@ def ignored(run: RunPolicy, part: str, what: str) -> RegistryError:
     kind = RegistryError if part == "language" else TowerIgnored
     return kind(
         f"run_id {run.run_id}: {what} changes no probability in vLLM, so the base would answer in its name; nothing was asked; "
-        "use --backend transformers"
+        "grpo infer --backend transformers answers with it, and so does a merged copy (grpo export)"
     )

@@ -5,6 +5,7 @@ It is a plain `vllm serve` of vLLM 0.25 to 0.31 in its development mode, which l
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
@@ -21,7 +22,7 @@ from packaging.version import Version
 
 from qwen_vl_grpo import hardware, shapes
 from qwen_vl_grpo.config import RunConfig
-from qwen_vl_grpo.errors import EngineError, HardwareError, PolicyError, briefly
+from qwen_vl_grpo.errors import ConfigError, EngineError, HardwareError, PolicyError, briefly
 from qwen_vl_grpo.footprint import GIB
 
 GENERATE, SERVER_INFO = "/inference/v1/generate", "/server_info?config_format=json"
@@ -31,6 +32,19 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """A server is near: a proxy that the environment names for the Hub is not asked."""
 SCALE_OUT = Version("0.30")
 """The first vLLM that has the endpoints for token ids behind a flag."""
+
+
+UNSAFE = ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")
+
+
+def refuse_unsafe(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError for variables that would let a client of `grpo serve` change or call what it should only ask; HardwareError
+    without vLLM."""
+    for name in UNSAFE:
+        if environment.get(name, "0").strip().lower() not in ("", "0", "false"):
+            raise ConfigError(f"{name}={environment[name]}: grpo serve does not start with it; unset it")
+    if importlib.util.find_spec("vllm") is None:
+        raise HardwareError("grpo serve: vLLM is not installed here; run it in a container that has it")
 
 
 class NotServed(EngineError):

@@ -13,15 +13,17 @@ from transformers import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from qwen_vl_grpo import policy, processors, row_clips
+from qwen_vl_grpo import hardware, policy, processors, ranks, row_clips
 from qwen_vl_grpo.config import RunConfig
-from qwen_vl_grpo.errors import DataError
+from qwen_vl_grpo.errors import ConfigError, DataError
 from qwen_vl_grpo.interfaces import Sample
 from qwen_vl_grpo.sections import WarmupSection
 
 
 def check(rows: datasets.Dataset, section: WarmupSection) -> None:
-    """Raise DataError if a row has no target."""
+    """Raise DataError if a row has no target, ConfigError for a batch that does not part into the processes of the run."""
+    if section.batch_size % ranks.count():
+        raise ConfigError(f"warmup.batch_size {section.batch_size}: does not part into {ranks.count()} processes; take a multiple of that")
     if "target" not in rows.column_names or not all(isinstance(target, str) and target for target in rows["target"]):
         raise DataError(f"warmup.dataset_name {section.dataset_name}: every row needs a `target` text, the completion to imitate")
 
@@ -58,7 +60,7 @@ def run(model: Any, processor: Any, rows: datasets.Dataset, config: RunConfig, f
     settings = SFTConfig(
         output_dir=str(folder),
         max_steps=section.steps,
-        per_device_train_batch_size=section.batch_size,
+        per_device_train_batch_size=section.batch_size // ranks.count(),
         learning_rate=section.learning_rate,
         seed=config.seed,
         bf16=on_gpu,
@@ -78,5 +80,6 @@ def run(model: Any, processor: Any, rows: datasets.Dataset, config: RunConfig, f
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     trainer.train()
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
+    if hardware.is_main_process():
+        model.save_pretrained(folder)
+        processor.save_pretrained(folder)

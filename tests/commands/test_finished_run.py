@@ -41,6 +41,20 @@ def test_the_log_tells_the_story_of_the_run(workshop, finished):
         assert part in told
 
 
+def test_the_run_ends_with_the_plan_beside_what_it_measured(workshop, finished):
+    plan = workshop.card(finished)["plan"]
+    assert set(plan) == {"host memory, GiB", "checkpoint, GiB", "seconds a step"}
+    for said in (plan["host memory, GiB"], plan["checkpoint, GiB"]):
+        assert said["ratio"] == said["measured"] / said["predicted"]
+    assert 0.9 < plan["checkpoint, GiB"]["ratio"] < 1.1
+    assert 0.5 < plan["host memory, GiB"]["ratio"] < 2
+    assert plan["seconds a step"]["predicted"] is None and plan["seconds a step"]["measured"] > 0  # no rate is known of a CPU
+    shown = workshop.grpo("runs", "show", finished).stdout
+    table = shown[shown.index("the plan and the run") :].splitlines()
+    assert [line.split()[-1] for line in table[1:3]] == [f"{plan[name]['ratio']:.2f}" for name in ("host memory, GiB", "checkpoint, GiB")]
+    assert "the plan and the run" in (workshop.run_dir(finished) / "training.log").read_text()
+
+
 def test_the_config_of_the_run_is_the_one_that_was_given(workshop, finished):
     kept = yaml.safe_load((workshop.run_dir(finished) / "config.yaml").read_text())
     assert (kept["run_id"], kept["max_steps"], kept["warmup"]["steps"], kept["seed"]) == (finished, 3, 2, 0)

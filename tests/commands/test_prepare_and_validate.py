@@ -40,7 +40,8 @@ def test_validate_ends_with_1_on_a_fault_and_names_it(workshop, charts):
 
 
 def test_validate_ends_with_0_on_sound_data(workshop):
-    done = workshop.run("-m", "qwen_vl_grpo", "validate", workshop.config("sound", rewards=[]))
+    done = workshop.run("-m", "qwen_vl_grpo", "validate", workshop.config("sound", rewards=[]), "--json")
     assert done.returncode == 0, done.stderr
-    assert "12 gold answers and" in done.stdout
-    assert done.stdout.rstrip().endswith("no faults")
+    report = json.loads(done.stdout)
+    assert "12 gold answers and" in "\n".join(report["said"])
+    assert (report["doubts"], report["faults"]) == ([], [])

@@ -75,10 +75,10 @@ def test_every_fault_of_a_record_is_named(workshop, config):
 
 
 def test_clips_that_cannot_be_read_are_named_and_left_out_up_to_their_share(workshop, config):
-    strict = workshop.grpo("validate", config("clips-gone", "gone", video={"most_unreadable": 0.3}))
+    strict = workshop.grpo("validate", config("clips-gone", "sound,gone", video={"most_unreadable": 0.2}))
     assert (strict.returncode, strict.stdout.rstrip().splitlines()[-1]) == (1, "2 faults"), strict.stdout + strict.stderr
-    assert "row 3: video clips/gone.mp4: cannot be read" in strict.stdout
-    assert "row 4: video clips/broken.mp4: is no video that can be read" in strict.stdout
+    assert "fault: sound,gone, split train, row 6 (gone): video clips/gone.mp4: cannot be read" in strict.stdout
+    assert "fault: sound,gone, split train, row 7 (gone): video clips/broken.mp4: is no video that can be read" in strict.stdout
     lenient = workshop.grpo("validate", config("clips-fewer", "gone", video={"most_unreadable": 0.4}))
     assert lenient.returncode == 0, lenient.stdout + lenient.stderr
     assert "gone, split train: 3 rows kept, 2 with an unreadable clip (row 3: video clips/gone.mp4" in lenient.stdout

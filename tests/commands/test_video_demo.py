@@ -11,6 +11,7 @@ def test_a_run_of_two_steps_is_scored_with_and_without_time_and_written_down(dem
     assert done.returncode == 0, done.stderr
     card = json.loads((tmp_path / "outputs/demo/video-demo/run.json").read_text(encoding="utf-8"))
     assert (card["state"], card["metrics"]["after"]["greedy"]["rows"]) == ("finished", 12)
+    assert card["preprocessing"]["clips"]
     ends = json.loads((tmp_path / "outputs/demo/video-s0.json").read_text(encoding="utf-8"))
     assert {name: scores["n"] for name, scores in ends["controls"].items()} == {
         "the clips as they are": 12, "one frame of each, repeated": 12, "their frames in a drawn order": 12, "white frames": 12,

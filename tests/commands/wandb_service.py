@@ -1,4 +1,4 @@
-"""As much of the W&B service as wandb 0.31 needs, on this machine's loopback: runs, their streams and files, artifacts.
+"""As much of the W&B service as wandb 0.31 needs, on this machine's loopback: runs, their streams and files, artifacts, reports.
 
 It follows what the client sends, not a specification. A stream's lines lie at the offset that the client names, so two parts of a
 run that both begin at 0 overwrite each other here as they do there.
@@ -17,11 +17,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 HISTORY, EVENTS, OUTPUT = "wandb-history.jsonl", "wandb-events.jsonl", "output.log"
+STARTED = json.dumps({"t": 1})
+"""By this wandb tells a run that was begun from one that a sweep has only planned, which it does not resume."""
 ENTITY = {"id": "1", "name": "someone"}
 
 
 class Service:
-    """What was received: runs by id, lines by run and stream, files by the path they were sent to, artifacts in their order."""
+    """What was received: runs by id, lines by run and stream, files by the path they were sent to, artifacts and reports in their order."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -31,6 +33,7 @@ class Service:
         self.lines: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
         self.files: dict[str, bytes] = {}
         self.artifacts: list[dict[str, Any]] = []
+        self.reports: list[dict[str, Any]] = []
 
     @property
     def environment(self) -> dict[str, str]:
@@ -47,8 +50,19 @@ class Service:
     def answer(self, operation: str, given: dict[str, Any]) -> dict[str, Any] | None:
         """The data that a GraphQL operation is answered with; None for one that is not needed."""
         match operation:
-            case "Viewer":
+            case "Viewer" | "GetDefaultEntity":
                 return {"viewer": ENTITY | {"entity": "someone", "username": "someone", "flags": "{}", "teams": {"edges": []}}}
+            case "GetProjects":
+                return {"models": {"edges": [], "pageInfo": {"endCursor": None, "hasNextPage": False}}}
+            case "CreateProject":
+                made = {"id": "1", "description": "", "access": "", "views": ""} | given["input"]
+                return {"result": {"project": made, "model": made, "inserted": True}}
+            case "upsertView":
+                project = {"id": "1", "name": given["projectName"], "entityName": given["entityName"]}
+                self.reports.append(given)
+                return {
+                    "upsertView": {"view": given | {"id": "VIEW", "project": project, "updatedAt": "2026-01-01T00:00:00"}, "inserted": True}
+                }
             case "RunResumeStatus":
                 known = self.runs.get(given["name"])
                 return {"model": {"id": "1", "name": given["project"], "entity": ENTITY, "bucket": known and self._bucket(known)}}
@@ -92,7 +106,7 @@ class Service:
         tail = json.dumps([json.dumps(row) for row in self.history(name)[-1:]])
         summary = self.lines[name, "wandb-summary.json"].get(0, "{}")
         return counts | {
-            "id": name, "name": name, "displayName": name, "description": "", "sweepName": None, "tags": [], "wandbConfig": "{}",
+            "id": name, "name": name, "displayName": name, "description": "", "sweepName": None, "tags": [], "wandbConfig": STARTED,
             "config": run.get("config", "{}"), "summaryMetrics": summary, "historyTail": tail, "eventsTail": "[]",
             "project": {"id": "1", "name": run["project"], "entity": ENTITY},
         }  # fmt: skip

@@ -1,5 +1,6 @@
 """Covers putting questions about clips to runs: each sees the frames and the prompt that it learned with; clips at fault are named."""
 
+import base64
 import json
 
 import numpy
@@ -35,7 +36,8 @@ def test_a_clip_is_asked_about_with_the_frames_and_the_prompt_of_training(run_of
     rows, _ = dataset.prepare(run.config, run.task, run.processor, str(tmp_path / "train.json"), "train")
     (learned,) = dataset.to_samples(rows)
     item = Item("1", [{"role": "user", "content": ASKED}], folder=tmp_path, videos=["long.mp4"])
-    asked = answering._question(run, item, [], answering.How(system_prompt=run.task.system_prompt), 4096).sample
+    how = answering.How(system_prompt=run.task.system_prompt)
+    asked = answering._question(run, answering.opened_of(item, how), how, 4096).sample
     assert loading.prompt_ids(run.processor, asked) == loading.prompt_ids(run.processor, learned)
     seen, known = ([*sample.images, *(clip.frames for clip in sample.videos)] for sample in (asked, learned))
     assert len(seen) == len(known) >= 1
@@ -51,5 +53,11 @@ def test_a_clip_at_fault_is_named_and_the_others_are_answered(run_of, tmp_path):
     assert records["long"]["videos"] == ["long.mp4"]
     assert records["long"]["completion_tokens"] > 0
     assert "gone.mp4" in records["gone"]["error"]
+    data = "data:video/mp4;base64," + base64.b64encode((tmp_path / "long.mp4").read_bytes()).decode()
+    parts = [{"type": "video"}, {"type": "text", "text": ASKED}]
+    how = answering.How(backend="transformers")
+    (sent,) = answering.ask([run], [Item("sent", [{"role": "user", "content": parts}], videos=[data])], how)
+    assert sent["completion"] == records["long"]["completion"]
+    assert sent["videos"][0].startswith("data:video/mp4;base64,… (")
     words = [Item("long", chat, folder=tmp_path)]
     assert answering.key_of(run, asked[0], answering.How()) != answering.key_of(run, words[0], answering.How())

@@ -7,7 +7,7 @@ import json
 import pytest
 from PIL import Image
 
-from qwen_vl_grpo import answering, loading, registry
+from qwen_vl_grpo import answering, fetching, loading, registry
 from qwen_vl_grpo.errors import ConfigError, HardwareError, RegistryError
 from qwen_vl_grpo.items import Item
 from qwen_vl_grpo.transformers_backend import TransformersBackend
@@ -97,8 +97,7 @@ def test_pictures_of_the_items_that_are_shown_later_are_kept_beside_the_answers(
 
 def _sample(run, system):
     item = question("red", "red")
-    opened = answering.opened_of(item, HOW)
-    return answering._question(run, item, [picture.image for picture in opened], answering.How(system), 4096).sample
+    return answering._question(run, answering.opened_of(item, HOW), answering.How(system), 4096).sample
 
 
 def test_what_is_answered_is_not_asked_again_and_another_question_is(made):
@@ -134,7 +133,7 @@ def test_a_chat_with_its_own_system_prompt_and_pictures_in_their_places_is_asked
     (run,) = load("whole")
     parts = [{"type": "text", "text": "Which"}, {"type": "image"}, {"type": "text", "text": "digit?"}]
     chat = [{"role": "system", "content": [{"type": "text", "text": "Own"}]}, {"role": "user", "content": parts}]
-    asked = answering._question(run, Item("1", chat), [Image.new("RGB", (56, 56))], HOW, 4096)
+    asked = answering._question(run, Item("1", chat, opened=[fetching.Picture(Image.new("RGB", (56, 56)), "")]), HOW, 4096)
     text = run.processor.decode(loading.prompt_ids(run.processor, asked.sample))
     assert text.startswith("<|im_start|>system\nOwn<|im_end|>\n<|im_start|>user\nWhich<|vision_start|><|image_pad|>")
     assert "<|vision_end|>digit?" in text

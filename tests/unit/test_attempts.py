@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from qwen_vl_grpo import attempts
+from qwen_vl_grpo import attempts, checkpoints
 from qwen_vl_grpo.errors import RegistryError
 from qwen_vl_grpo.interfaces import RunCard
 from qwen_vl_grpo.ledger import Ledger
 
 HOLD = """
 import pathlib, sys, time
-from qwen_vl_grpo import attempts
+from qwen_vl_grpo import attempts, checkpoints
 held = attempts.hold(pathlib.Path(sys.argv[1]))
 print(flush=True)
 time.sleep(60)
@@ -61,6 +61,23 @@ def test_of_a_step_that_was_done_again_the_last_attempt_stands():
     lines = [{"step": step, "attempt": attempt} for step, attempt in ((1, 1), (2, 1), (3, 1), (2, 2), (3, 2), (3, 3), (4, 3))]
     assert attempts.standing(lines) == [lines[0], lines[3], lines[5], lines[6]]
     assert attempts.standing(lines, 2) == [lines[0], lines[3]]
+
+
+def seal(run_dir, *steps):
+    for step in steps:
+        aside = run_dir / ".saving" / f"checkpoint-{step}"
+        aside.mkdir(parents=True)
+        checkpoints.publish(aside, run_dir)
+
+
+@pytest.mark.parametrize(("metric", "step", "value"), [("reward", 4, 0.75), ("-reward", 6, 0.0), ("eval/greedy/correct", 2, 0.5)])
+def test_the_best_checkpoint_is_the_first_whose_metric_was_highest_in_what_stands(tmp_path, metric, step, value):
+    rewards = [(1, 1, 0.5), (2, 1, 0.5), (3, 1, 9.0), (3, 2, 0.25), (4, 2, 0.75), (5, 2, 0.0), (6, 2, float("nan"))]
+    lines = [{"step": at, "attempt": attempt, "reward": reward} for at, attempt, reward in rewards]
+    write(tmp_path, *lines[:2], lines[1] | {"eval/greedy/correct": 0.5}, *lines[2:], lines[-1] | {"eval/greedy/correct": 0.5})
+    seal(tmp_path, 2, 4, 6)
+    assert attempts.best(tmp_path, metric) == (tmp_path / f"checkpoint-{step}", value)
+    assert attempts.best(tmp_path, "kl") is None
 
 
 def test_an_alarm_that_held_when_a_run_was_killed_is_still_on_and_does_not_ring_again(tmp_path):

@@ -1,8 +1,11 @@
 """Covers checkpoints that are whole or not there."""
 
+import shutil
+
 import pytest
 
 from qwen_vl_grpo import checkpoints
+from qwen_vl_grpo.errors import RegistryError
 
 
 @pytest.fixture
@@ -17,6 +20,10 @@ def saved(tmp_path):
         return checkpoints.publish(aside, tmp_path)
 
     return save
+
+
+def steps(run_dir):
+    return [checkpoints.step_of(path) for path in checkpoints.in_order(run_dir)]
 
 
 def test_the_newest_step_is_taken_and_not_the_newest_name(saved, tmp_path):
@@ -37,6 +44,14 @@ def test_a_checkpoint_with_a_fault_is_passed_over(saved, tmp_path, name, fault, 
     assert f"{newer} is not as it was written" in caplog.text
 
 
+def test_a_run_does_not_begin_anew_because_its_only_checkpoint_lost_a_shard(saved, tmp_path):
+    assert checkpoints.to_go_on_from(tmp_path) is None
+    (saved(2) / "sharded/optimizer.pt").unlink()
+    with pytest.raises(RegistryError, match=r"checkpoint-2: sharded/optimizer.pt is gone .*; put the file back, or start another run"):
+        checkpoints.to_go_on_from(tmp_path)
+    assert checkpoints.to_go_on_from(saved(3).parent) == tmp_path / "checkpoint-3"
+
+
 def test_what_was_not_written_to_its_end_is_no_checkpoint(saved, tmp_path):
     (saved(1) / checkpoints.HASHES).unlink()
     (tmp_path / checkpoints.ASIDE / "checkpoint-2").mkdir(parents=True)
@@ -53,12 +68,38 @@ def test_a_step_that_was_broken_is_replaced(saved, tmp_path):
 def test_the_last_ones_are_kept(saved, tmp_path, limit, kept):
     for step in (1, 2, 3):
         saved(step)
-    checkpoints.prune(tmp_path, limit)
-    assert [checkpoints.step_of(path) for path in checkpoints.in_order(tmp_path)] == kept
+    checkpoints.prune(tmp_path, limit, step=3)
+    assert steps(tmp_path) == kept
+
+
+def test_the_best_is_kept_beside_the_last_ones(saved, tmp_path):
+    best, *_ = [saved(step) for step in (1, 2, 3)]
+    checkpoints.prune(tmp_path, 1, step=3, best=best)
+    assert steps(tmp_path) == [1, 3]
+
+
+def test_a_later_one_that_an_earlier_attempt_left_broken_does_not_push_out_the_one_that_was_just_saved(saved, tmp_path):
+    saved(2)
+    (saved(8) / "model.safetensors").write_text("changed on the disk")
+    saved(4)
+    checkpoints.prune(tmp_path, 1, step=4)
+    assert steps(tmp_path) == [4, 8]
+    assert checkpoints.newest_whole(tmp_path) == tmp_path / "checkpoint-4"
+
+
+def test_a_disk_without_room_for_another_like_the_newest_is_refused_before_a_byte_is_written(tmp_path, saved):
+    free = shutil.disk_usage(tmp_path).free
+    checkpoints.refuse_full(tmp_path, free // 2)
+    with pytest.raises(OSError, match=r"it takes [\d,.]+ MiB, and [\d,.]+ MiB are free"):
+        checkpoints.refuse_full(tmp_path, free * 2)
+    with (saved(1) / "model.safetensors").open("r+b") as file:
+        file.truncate(2 * free)  # a hole, which takes no room
+    with pytest.raises(OSError, match="are free"):
+        checkpoints.refuse_full(tmp_path, 0)
 
 
 def test_one_that_is_not_whole_does_not_push_out_the_good_one(saved, tmp_path):
     good = saved(1)
     (saved(2) / checkpoints.HASHES).unlink()
-    checkpoints.prune(tmp_path, 1)
+    checkpoints.prune(tmp_path, 1, step=2)
     assert checkpoints.in_order(tmp_path) == [good]

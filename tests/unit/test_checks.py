@@ -139,18 +139,32 @@ def test_shared_memory_that_is_not_there_is_told(tree):
 
 def test_a_folder_that_cannot_be_written_is_refused(config_of, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert checks.outputs(config_of(output_dir="new/outputs"), CPU).verdict == "ok"
+    assert checks.outputs(config_of(output_dir="new/outputs")).verdict == "ok"
     assert list(tmp_path.iterdir()) == []
-    found = checks.outputs(config_of(output_dir="/proc/outputs"), CPU)
+    found = checks.outputs(config_of(output_dir="/proc/outputs"))
     assert found.verdict == "fail"
     assert str(found).startswith("output_dir /proc/outputs: /proc cannot be written by user ")
 
 
-def test_a_disk_without_room_for_checkpoints_is_a_warning_on_a_card(config_of, tmp_path, monkeypatch):
+SEVEN = {"model_name": "Qwen/Qwen2.5-VL-7B-Instruct"}
+WHOLE = SEVEN | {"lora": {"enabled": False}}
+ROOMS = {
+    # free GiB, the config, the verdict, what is said
+    "an adapter": (3, SEVEN, "ok", "3.0 GiB are free for "),
+    "whole weights": (40, WHOLE, "fail", "and a checkpoint of run unit takes 43.8"),
+    "all of them": (100, WHOLE | {"save_steps": 20}, "warn", "and 5 checkpoints of run unit take 219.2"),
+    "two of them": (140, WHOLE | {"save_steps": 20, "save_total_limit": 2}, "ok", "140.0 GiB are free for "),
+    "a model that is not known": (1, {"model_name": "someone/else"}, "ok", "1.0 GiB are free for "),
+}
+
+
+@pytest.mark.parametrize("case", ROOMS)
+def test_a_disk_must_have_room_for_a_checkpoint_and_should_for_all(case, config_of, tmp_path, monkeypatch):
+    gib, changes, verdict, said = ROOMS[case]
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(3 * 2**30))
-    assert checks.outputs(config_of(output_dir=str(tmp_path)), H200).verdict == "warn"
-    assert checks.outputs(config_of(output_dir=str(tmp_path)), CPU).verdict == "ok"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(gib * 2**30))
+    found = checks.outputs(config_of(output_dir=str(tmp_path), dtype="bfloat16", **changes))
+    assert found.verdict == verdict and said in found.found
 
 
 @pytest.fixture

@@ -54,3 +54,9 @@ def test_the_sample_size_of_token_weights_is_that_of_the_tokens():
     weights = torch.tensor([1.0, math.exp(2.0), 1.0, 1.0])
     expected = (weights.sum() ** 2 / (weights**2).sum() / 4).item()
     assert statistics("token_truncate", gaps, torch.ones(2, 2))["rollouts/effective_sample_size"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("kind", "share"), [("sequence_mean", 0.5), ("token_truncate", 0.375), ("sequence_mask", 0.25), ("none", 0.0)])
+def test_the_masked_share_is_that_of_the_weights_which_a_kind_cuts_off(kind, share):
+    gaps = torch.tensor([[2.0, 2.0], [-2.0, -2.0], [2.0, -2.0], [0.1, 0.1]])
+    assert statistics(kind, gaps, torch.ones(4, 2))["rollouts/masked_share"] == share

@@ -69,7 +69,7 @@ def test_the_five_points(rewritten, points):
 
 
 def test_copying_falls_with_each_new_word():
-    assert [enhancement.copying("a cat", text) for text in ("a cat", "A CAT!", "a cat in rain", FULL)] == [1, 1, 0.6, 0]
+    assert [enhancement.copying("a cat", text) for text in ("a cat", "A CAT!", "a cat in rain", FULL)] == [1, 1, 0.8, 0]
 
 
 def test_length_costs_beyond_the_limit_alone():

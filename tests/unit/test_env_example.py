@@ -15,9 +15,10 @@ NOT_THE_USERS = {
     "HF_HUB_DISABLE_TELEMETRY", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TOKENIZERS_PARALLELISM", "TRANSFORMERS_VERBOSITY", "WANDB_SILENT",
     "WANDB_ERROR_REPORTING", "WANDB_FINISH_TIMEOUT", "WANDB_FINISH_TIMEOUT_RAISES", "HF_HUB_DISABLE_PROGRESS_BARS", "VLLM_NO_USAGE_STATS",
     "VLLM_MEDIA_URL_ALLOW_REDIRECTS", "VLLM_SERVER_DEV_MODE",
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_WORKER_MULTIPROC_METHOD",
+    "GRPO_LAUNCH_RECORDS", "GRPO_LAUNCH_LOGS", "GRPO_LAUNCH_PID",
 }  # fmt: skip
-"""What the code sets or refuses itself: quiet libraries, and what makes a server unsafe."""
+"""What the code sets or refuses itself: quiet libraries, what makes a server unsafe, and what a launcher tells its ranks."""
 
 
 def read_by_the_code():

@@ -12,10 +12,12 @@ import threading
 import time
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from demo import clips
 from qwen_vl_grpo import fetching
 from qwen_vl_grpo.errors import DataError
 
@@ -44,6 +46,8 @@ class Pages(BaseHTTPRequestHandler):
             status, headers, body = 302, {"Location": rest}, b""
         elif path == "/loop":
             status, headers, body = 302, {"Location": "/loop"}, b""
+        elif path == "/clip.mp4":
+            body = self.server.clip
         elif path == "/html":
             body = b"<!DOCTYPE html><html>Please log in</html>"
         elif path == "/missing":
@@ -214,6 +218,41 @@ def test_https_asks_for_a_certificate_of_that_host(site, tmp_path, monkeypatch):
     assert fetching.picture(f"{url}/picture.png", allow_private=True).image.size == (30, 20)
     with pytest.raises(DataError, match="CERTIFICATE_VERIFY_FAILED"):
         fetching.picture(f"{url.replace('127.0.0.1', 'localhost')}/picture.png", allow_private=True)
+
+
+def test_a_clip_comes_from_where_pictures_do_and_goes_with_who_holds_it(site, tmp_path, own_home):
+    clips.write(tmp_path / "clip.mp4", clips.counting(12), fps=8.0)
+    site.clip = (tmp_path / "clip.mp4").read_bytes()
+    sources = "clip.mp4", f"{site.url}/clip.mp4", "data:video/mp4;base64," + base64.b64encode(site.clip).decode()
+    found = [fetching.clip(source, tmp_path, allow_private=True) for source in sources]
+    assert [(clip.footage.frames, clip.footage.fps) for clip in found] == [(12, 8.0)] * 3
+    assert found[0].path == str(tmp_path / "clip.mp4")
+    passing = Path(found[1].path)
+    assert passing.is_file()
+    del found
+    assert not passing.exists()
+    assert len(list((own_home / "footage").iterdir())) == 1
+    with pytest.raises(DataError, match="is not public"):
+        fetching.clip(f"{site.url}/clip.mp4")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("/html", "is no video that can be read"), ("/said-large", "is larger than 256 MiB"), ("/missing", "answers 404")],
+)
+def test_what_comes_instead_of_a_clip_is_said(site, path, said):
+    with pytest.raises(DataError, match=said) as refused:
+        fetching.clip(f"{site.url}{path}?token=secret", allow_private=True)
+    assert str(refused.value).startswith(f"{site.url}{path}?…: ")
+
+
+def test_a_playlist_leads_nowhere(site, tmp_path):
+    clips.write(tmp_path / "part.ts", clips.counting(12), fps=8.0)
+    playlist = f"#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:1.5,\n{tmp_path}/part.ts\n#EXT-X-ENDLIST\n"
+    (tmp_path / "own.m3u8").write_text(playlist)
+    assert fetching.clip("own.m3u8", tmp_path).footage.frames == 12
+    with pytest.raises(DataError, match="is no video that can be read"):
+        fetching.clip("data:video/mp4;base64," + base64.b64encode(playlist.encode()).decode())
 
 
 def rotated():

@@ -28,11 +28,13 @@ def test_a_line_asks_a_question_with_its_pictures(read, tmp_path):
         {"id": 7, "prompt": "Why?", "images": ["a.png", "https://example.com/b.png"]},
         {"question": "And?", "image": "c.png"},
         {"prompt": "x", "video": "d.mp4"},
+        {"prompt": "x", "videos": ["https://example.com/e.mp4", "f.mp4"]},
     )
-    first, second, third = read(rows(*given)).items
+    first, second, third, fourth = read(rows(*given)).items
     assert (first.id, first.prompt, first.images, first.folder) == ("7", "Why?", ["a.png", "https://example.com/b.png"], tmp_path)
     assert (second.id, second.prompt, second.images, second.error) == ("2", "And?", ["c.png"], None)
     assert (third.id, third.images, third.videos) == ("3", [], ["d.mp4"])
+    assert fourth.videos == ["https://example.com/e.mp4", "f.mp4"]
 
 
 @pytest.mark.parametrize(
@@ -95,15 +97,17 @@ def openai(content="Why?", **body):
     }
 
 
-def test_openais_batch_format_is_read_with_its_pictures_in_their_places(read):
+def test_openais_batch_format_is_read_with_its_pictures_and_clips_in_their_places(read):
     url = "data:image/png;base64,AA=="
     parts = [{"type": "text", "text": "First"}, {"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "then"}]
+    parts.append({"type": "video_url", "video_url": {"url": "https://example.com/a.mp4"}})
     line = {"custom_id": "r1"} | openai(parts, max_tokens=9, temperature=0.5)
     batch = read(rows(line))
     item = batch.items[0]
     assert batch.openai
     assert (item.id, item.images, item.max_new_tokens, item.temperature, item.prompt) == ("r1", [url], 9, 0.5, "First then")
-    assert item.messages == [{"role": "user", "content": [parts[0], {"type": "image"}, parts[2]]}]
+    assert item.messages == [{"role": "user", "content": [parts[0], {"type": "image"}, parts[2], {"type": "video"}]}]
+    assert item.videos == ["https://example.com/a.mp4"]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +119,7 @@ def test_openais_batch_format_is_read_with_its_pictures_in_their_places(read):
         (openai(max_tokens=0), "max_tokens is 0"),
         (openai(temperature="hot"), "temperature is 'hot'"),
         (openai([{"type": "image_url", "image_url": {"url": "/etc/passwd"}}]), "no http, https or data: URL"),
+        (openai([{"type": "video_url", "video_url": {"url": "file:///etc/passwd"}}]), "its video_url parts is no http"),
         (openai([{"type": "input_audio"}]), "neither text nor"),
         (openai(messages=[]), "no messages"),
         (openai(messages=[{"role": "tool", "content": "x"}]), "roles are"),

@@ -6,6 +6,7 @@ import logging
 import pytest
 from transformers import TrainerState
 
+from qwen_vl_grpo.errors import AlarmError
 from qwen_vl_grpo.ledger import Ledger
 
 
@@ -57,6 +58,21 @@ def test_an_alarm_is_logged_when_it_starts_and_ends_and_marks_the_steps_between(
     ]
     assert [line.get("alarms/not_a_number") for line in lines(tmp_path)] == [None, 1.0, 1.0, 0.0]
     assert [(alarm["first_step"], alarm["last_step"]) for alarm in ledger.watch.rang] == [(2, 3)]
+
+
+def test_an_alarm_that_may_stop_the_run_ends_it_where_it_starts_with_its_line_written_and_not_again_when_it_is_resumed(tmp_path):
+    silent = {"reward": 0.5, "rewards/judged/mean": None}
+    ledger = Ledger(tmp_path, 3, stop=("not_a_number",))
+    with pytest.raises(
+        AlarmError, match=r"^alarm not_a_number at step 1: no number in rewards/judged/mean\. .*; it is one of alarms\.stop$"
+    ):
+        ledger.on_log(None, state(1), None, silent)
+    ledger.close()
+    written = lines(tmp_path)
+    assert [(line["step"], line["alarms/not_a_number"]) for line in written] == [(1, 1.0)]
+    resumed = Ledger(tmp_path, 3, 2, written, stop=("not_a_number",))
+    resumed.on_log(None, state(2), None, silent)
+    resumed.close()
 
 
 def test_the_log_of_the_run_is_written_until_it_is_closed(ledger, tmp_path):

@@ -27,6 +27,8 @@ def test_the_scores_of_a_real_run_stand_with_n_and_interval():
     assert "| greedy | after | 0.969 | 0.946 to 0.983 | 1.000 | 360 | 360 |" in text
     assert "| greedy | after, adapter off | 0.000 |" in text
     assert "| greedy, shown a white picture | after | 0.097 | 0.071 to 0.132 | 1.000 | 360 | 360 |" in text
+    assert "| greedy, shown a blank clip | after | 0.097 |" in page(task="video_actions")
+    assert "| greedy, shown a blank clip | after | 0.097 |" in page(preprocessing={"clips": True})
 
 
 def test_a_run_whose_words_tell_nothing_right_shows_the_means_of_its_rewards():

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from docs import generate
-from qwen_vl_grpo import cli, footprint, hardware, knobs, planning, shapes
+from qwen_vl_grpo import cli, footprint, hardware, knobs, plan_text, planning, shapes
 from qwen_vl_grpo import config as configs
 from qwen_vl_grpo.errors import ConfigError, HardwareError
 from qwen_vl_grpo.footprint import CONTEXT, GIB, Prompt, measure
@@ -110,16 +110,16 @@ def test_none_of_several_knobs_could_be_left_out():
 def test_where_no_knob_is_enough_none_is_named():
     found = fit(23.5, known=shapes.published("Qwen/Qwen2.5-VL-72B-Instruct"))
     assert found.knobs == {}
-    assert "no knob is enough" in planning.text(planning.plan(documented(model_name="Qwen/Qwen2.5-VL-72B-Instruct"), [("small", 23.5)]))
+    assert "no knob is enough" in plan_text.text(planning.plan(documented(model_name="Qwen/Qwen2.5-VL-72B-Instruct"), [("small", 23.5)]))
 
 
 def test_the_text_names_the_source_of_the_shapes_and_what_is_estimated():
-    shown = planning.text(planning.plan(documented(), planning.CARDS.values(), known=SEVEN))
+    shown = plan_text.text(planning.plan(documented(), planning.CARDS.values(), known=SEVEN))
     assert "8,292,166,656 weights, read from the kept shapes of Qwen/Qwen2.5-VL-7B; 40,370,176 learn" in shown
     assert "estimated, GiB: activations scoring" in shown
     assert "turn first: --set vllm_gpu_memory_utilization=" in shown
     tied = planning.plan(documented(), [], known=shapes.published("Qwen/Qwen2.5-VL-3B"))
-    assert "head tied" in planning.text(tied)
+    assert "head tied" in plan_text.text(tied)
 
 
 @pytest.mark.parametrize("name", ["h100", "H100"])

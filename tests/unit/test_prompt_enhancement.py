@@ -115,7 +115,7 @@ def test_3000_tokens_are_drawn_as_far_as_the_renderer_reads(reward):
 
 
 def test_penalties_are_taken_off(reward):
-    pairs = [("a cat", "a cat"), ("a cat", 'a cat and a banner with the words "a cat" in red'), ("a cat", "fine fur " * 15)]
+    pairs = [("a cat", "a cat"), ("a cat", 'a cat and a huge banner with the words "a cat" in red ink'), ("a cat", "fine fur " * 15)]
     plain, _ = reward(pairs)
     less, told = reward(pairs, penalties={"copying": 0.5, "painted_text": 0.25, "length": 0.1, "longest": 20})
     assert [before - after for before, after in zip(plain, less, strict=True)] == pytest.approx([0.5, 0.25, 0.35])

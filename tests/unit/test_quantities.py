@@ -150,3 +150,8 @@ def test_no_answer_holds_up_a_step(given):
     assert not same_value(given, "x^2 + \\sqrt{2}")
     assert not same_value(given, "[1, 2]")
     assert time.process_time() - start < 1
+
+
+def test_a_gold_answer_that_begins_like_a_list_and_does_not_end_is_text():
+    assert not same_value("7", "[7")
+    assert same_value("[7", "[7")

@@ -15,6 +15,7 @@ from qwen_vl_grpo.errors import RegistryError, TrackingError
 from qwen_vl_grpo.evaluation import wilson
 from qwen_vl_grpo.interfaces import RunCard, Sample
 from qwen_vl_grpo.report import answered, curves, drawing, tables, written
+from tests.commands import wandb_service
 
 EVIL = '</pre></script><script>document.title="owned"</script><img src=x onerror="document.title=1">\'"&lt;'
 SCORED = {"correct": 0.5, "interval": [0.3, 0.7], "format": 0.75, "n": 40, "rows": 20, "rewards": {}}
@@ -348,6 +349,28 @@ def test_without_wandb_workspaces_the_files_are_written_and_one_sentence_says_th
     with pytest.raises(TrackingError, match=r"pip install wandb-workspaces`, or open .*comparison\.html"):
         report.compare(["a"], tmp_path / "out", wandb=True)
     assert (tmp_path / "out/comparison.html").is_file()
+
+
+def test_a_wandb_report_has_the_tables_the_curves_and_the_configs_of_the_runs(keep, tmp_path, monkeypatch):
+    pytest.importorskip("wandb_workspaces", reason="this environment is older than requirements/dev.in; run make setup")
+    for run_id in ("a", "b"):
+        keep(run_id, tracking={"report_to": ["wandb"], "project": "grpo"})
+    with wandb_service.served() as service:
+        for name, value in service.environment.items():
+            monkeypatch.setenv(name, value)
+        address = report.compare(["a", "b"], tmp_path / "out", wandb=True)[-1]
+        assert address == f"{service.url}/someone/grpo/reports/{service.reports[0]['displayName'].replace(' ', '-')}--VIEW"
+    (saved,) = service.reports
+    assert (saved["entityName"], saved["projectName"], saved["type"]) == ("someone", "grpo", "runs")
+    blocks = {block["type"]: block for block in json.loads(saved["spec"])["blocks"]}
+    assert blocks["markdown-block"]["content"] == (tmp_path / "out/comparison.md").read_text(encoding="utf-8")
+    shown = blocks["panel-grid"]["metadata"]
+    (wanted,) = shown["runSets"][0]["filters"]["filters"]
+    assert (wanted["key"], wanted["op"], wanted["value"]) == ({"section": "config", "name": "run_id"}, "IN", ["a", "b"])
+    panels = shown["panelBankSectionConfig"]["panels"]
+    assert ["train/reward"] in [panel["config"].get("metrics") for panel in panels]
+    assert panels[-1]["viewType"] == "Run Comparer"
+    assert len({tuple(panel["layout"].values()) for panel in panels}) == len(panels)
 
 
 def test_a_cell_of_markdown_shows_its_characters_as_they_are():

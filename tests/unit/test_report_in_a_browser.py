@@ -12,6 +12,7 @@ from PIL import Image
 
 from benchmarks import chromium
 from qwen_vl_grpo import gallery, registry, report, tasks
+from qwen_vl_grpo.audit import audit
 from qwen_vl_grpo.config import TaskSection
 from qwen_vl_grpo.interfaces import RunCard, Sample
 
@@ -124,6 +125,18 @@ def test_it_prints_with_the_completions_open(opened):
     assert opened.value("document.querySelector('pre').checkVisibility({contentVisibilityAuto: true})")
     assert opened.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert base64.b64decode(opened.send("Page.printToPDF")["data"]).startswith(b"%PDF")
+
+
+def test_the_page_of_an_audit_is_as_safe_and_fits_a_narrow_window(opened, tmp_path):
+    opened.events.clear()
+    opened.send("Emulation.setDeviceMetricsOverride", width=360, height=800, deviceScaleFactor=1, mobile=False)
+    opened.open(audit("one", tmp_path / "audit.html")[0])
+    assert opened.value("document.title") == "Audit of one"
+    assert opened.value("document.documentElement.scrollWidth") <= 360
+    opened.send("Emulation.clearDeviceMetricsOverride")
+    asked = [event["params"]["request"]["url"] for event in opened.events if event["method"] == "Network.requestWillBeSent"]
+    assert [url for url in asked[1:] if not url.startswith("data:")] == []
+    assert [event["params"] for event in opened.events if event["method"] in ("Log.entryAdded", "Runtime.exceptionThrown")] == []
 
 
 def luminance(colour: str) -> float:

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from transformers import Trainer
 from trl.trainer.utils import RepeatSampler
 
-from qwen_vl_grpo import assembly, checkpoints, registry, rescue, training
-from qwen_vl_grpo.errors import DataError, DivergenceError, RewardError
+from qwen_vl_grpo import assembly, attempts, checkpoints, registry, rescue, training
+from qwen_vl_grpo.errors import DataError, DivergenceError, HardwareError, RewardError
 from qwen_vl_grpo.ledger import Ledger
 
 NEEDED = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}
@@ -133,15 +133,15 @@ def test_transformers_alone_still_resumes_a_whole_model_without_its_weights(conf
     assert language.all()
 
 
-@pytest.mark.parametrize(("number", "error"), [("SIGINT", KeyboardInterrupt), ("SIGTERM", rescue.Terminated)])
+@pytest.mark.parametrize(("number", "error"), [("SIGINT", KeyboardInterrupt), ("SIGUSR1", rescue.Terminated)])
 def test_a_signal_in_a_step_leaves_an_interrupted_run_with_its_checkpoint(config, number, error):
-    before = [signal.getsignal(known) for known in rescue.SIGNALS]
+    before = [signal.getsignal(known) for known in attempts.STOPS]
     with pytest.raises(error):
         training.train(config(f"os.kill(os.getpid(), signal.{number})"))
     card, run_dir = registry.resolve("unit")
     assert (card.state, card.checkpoint) == ("interrupted", "checkpoint-2")
     assert checkpoints.whole(run_dir / "checkpoint-2")
-    assert [signal.getsignal(known) for known in rescue.SIGNALS] == before
+    assert [signal.getsignal(known) for known in attempts.STOPS] == before
 
 
 def test_a_run_that_died_in_its_first_step_keeps_nothing(config):
@@ -214,17 +214,32 @@ def test_the_generators_are_put_back():
     assert draw() == first_draw
 
 
-def test_a_gradient_that_is_no_number_ends_the_run_before_it_reaches_the_weights(config, monkeypatch):
-    """transformers would log the mean of the earlier losses in its place, and train on with weights that are no numbers."""
+def in_backward_of_step_three(monkeypatch, trouble):
+    """Let a gradient of the third step, in its first of two backward passes, become what the trouble makes of it."""
     load, passes = training.load_policy, []
 
-    def diverging(*arguments):
+    def troubled(*arguments):
         model = load(*arguments)
         weight = next(weight for name, weight in model.named_parameters() if name.endswith("mlp.down_proj.weight") and "visual" not in name)
-        weight.register_hook(lambda gradient: gradient * (float("nan") if passes.append(1) or len(passes) == 5 else 1.0))
+        weight.register_hook(lambda gradient: trouble(gradient) if passes.append(1) or len(passes) == 5 else gradient)
         return model
 
-    monkeypatch.setattr(training, "load_policy", diverging)
+    monkeypatch.setattr(training, "load_policy", troubled)
+
+
+def test_memory_that_is_used_up_is_one_sentence_and_leaves_the_step_before(config, monkeypatch):
+    in_backward_of_step_three(monkeypatch, lambda _: torch.empty(1 << 60))
+    with pytest.raises(HardwareError, match=r"out of memory \(.*allocate.*\); `grpo plan` says what this run needs") as error:
+        training.train(config(lora=False))
+    assert error.value.__notes__ == ["step 2 of 4 is kept in runs/unit/checkpoint-2"]
+    card, run_dir = registry.resolve("unit")
+    assert (card.state, card.checkpoint) == ("failed", "checkpoint-2")
+    assert checkpoints.whole(run_dir / "checkpoint-2")
+
+
+def test_a_gradient_that_is_no_number_ends_the_run_before_it_reaches_the_weights(config, monkeypatch):
+    """transformers would log the mean of the earlier losses in its place, and train on with weights that are no numbers."""
+    in_backward_of_step_three(monkeypatch, lambda gradient: gradient * float("nan"))
     with pytest.raises(DivergenceError, match=r"the gradient of step 3 is nan, so it was not applied; lower learning_rate") as error:
         training.train(config(lora=False))
     assert error.value.__notes__ == ["step 2 of 4 is kept in runs/unit/checkpoint-2"]

@@ -13,11 +13,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from benchmarks import chromium
-from demo import tiny_pictures
+from demo import clips, tiny_pictures
 from qwen_vl_grpo import cli, side_by_side, studio, training
 from qwen_vl_grpo.answering import How
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.items import Item
+from tests.made_runs import make_run
 
 in_a_browser = pytest.mark.skipif(
     chromium.installed() is None and os.environ.get("CI") != "true", reason="no Chromium on this machine (Debian: apt-get install chromium)"
@@ -46,7 +47,13 @@ def runs(config_of, checkpoint, tmp_path):
 
 @pytest.fixture
 def address(runs):
-    """The page of the runs, served as the command does, by a thread."""
+    with served(runs) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def served(runs):
+    """The page of some runs, served as the command does, by a thread."""
     line = socket.socket()
     line.bind(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(studio.local(runs), log_level="warning"))
@@ -93,6 +100,31 @@ def fill(browser, selector, text):
     browser.send("Input.insertText", text=text)
 
 
+def upload(browser, selector, path):
+    root = browser.send("DOM.getDocument")["root"]["nodeId"]
+    field = browser.send("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+    browser.send("DOM.setFileInputFiles", nodeId=field, files=[str(path)])
+
+
+@in_a_browser
+def test_runs_of_clips_are_asked_about_a_clip(checkpoint, tmp_path, own_home):
+    section = {"frames": 2, "min_pixels": 28 * 28, "max_pixels": 64 * 64}
+    lora = {"enabled": True, "r": 4}
+    card = make_run(tmp_path, "watcher", checkpoint("qwen2_5_vl"), lora=lora, task={"name": "video_actions"}, video=section)
+    clips.write(tmp_path / "clip.mp4", clips.counting(12), fps=8.0)
+    with served(side_by_side.SideBySide([(card, tmp_path / "watcher")])) as address, chromium.Chromium() as browser:
+        browser.visit(address)
+        wait(browser, "document.querySelector('#clip input[type=file]') !== null")
+        upload(browser, "#clip input[type=file]", tmp_path / "clip.mp4")
+        wait(browser, "document.querySelector('#clip video').readyState > 0")
+        fill(browser, "#prompt textarea", "what happens")
+        click(browser, "document.querySelector('#ask')")
+        wait(browser, "document.querySelectorAll('#answers figure').length === 2")
+        shown = browser.value("document.querySelector('#answers').innerText")
+        assert "a clip of 1.5 s" in shown and "not asked" not in shown
+    assert not (own_home / "footage").exists()
+
+
 @in_a_browser
 def test_a_person_asks_in_a_browser(address, tmp_path):
     with chromium.Chromium() as browser:
@@ -104,9 +136,7 @@ def test_a_person_asks_in_a_browser(address, tmp_path):
         assert EVIL in shown and shown.count("score 0.") == 2 and "base" in shown and "tuned" in shown
 
         Image.new("RGB", (60, 40), "red").save(tmp_path / "red.png")
-        root = browser.send("DOM.getDocument")["root"]["nodeId"]
-        field = browser.send("DOM.querySelector", nodeId=root, selector="input[type=file]")["nodeId"]
-        browser.send("DOM.setFileInputFiles", nodeId=field, files=[str(tmp_path / "red.png")])
+        upload(browser, "input[type=file]", tmp_path / "red.png")
         wait(browser, "document.querySelector('#picture img').naturalWidth === 60")
         fill(browser, "#prompt textarea", "what is this")
         click(browser, "document.querySelector('#ask')")

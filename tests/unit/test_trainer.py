@@ -33,8 +33,8 @@ def rows(*pictures):
     prompts = [[{"role": "system", "content": "Answer."}, {"role": "user", "content": f"Question {i}?"}] for i in range(len(pictures))]
     images = [[Image.new("RGB", (56, 56 + 28 * i), "red")] * count for i, count in enumerate(pictures)]
     features = datasets.Dataset.from_dict({"prompt": prompts}).features
-    features["images"] = datasets.List(datasets.Image())
-    return datasets.Dataset.from_dict({"prompt": prompts, "images": images}, features=features)
+    features |= {"images": datasets.List(datasets.Image()), "answer": datasets.Value("string")}
+    return datasets.Dataset.from_dict({"prompt": prompts, "images": images, "answer": list(map(str, range(len(pictures))))}, features)
 
 
 @pytest.fixture
@@ -139,9 +139,9 @@ def test_a_table_holds_text_no_more_rows_than_promised_and_each_score_beside_its
         assert table["length"].tolist() == [float(len(text)) for text in table["completion"]]
         assert all(text.startswith("system: Answer.\nuser: ") for text in table["prompt"])
         pictures = {0: 1, 1: 1, 2: 0, 3: 2, 4: 1, 5: 1, 6: 0, 7: 2}
-        for text in table["prompt"]:
+        for text, gold in zip(table["prompt"], table["gold"], strict=True):
             number = int(text.split("Question ")[1][0])
-            assert text.count("[picture]") == pictures[number]
+            assert (text.count("[picture]"), gold) == (pictures[number], f'{{"answer": "{number}"}}')
 
 
 def test_the_pictures_of_a_table_stand_beside_their_prompts(trainer_of):

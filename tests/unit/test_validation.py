@@ -5,13 +5,14 @@ import json
 import pytest
 from PIL import Image
 
-from qwen_vl_grpo import rewards, tasks, validation
+from qwen_vl_grpo import policy, rewards, solve_rates, splits, tasks, validation
 from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.interfaces import Sample, Verdict
 from qwen_vl_grpo.sections import TaskSection
 from qwen_vl_grpo.tasks import visual_reasoning
 
 GOOD = {"image": "red.png", "question": "Which colour?", "answer": "red"}
+HUE = GOOD | {"question": "Which hue?"}
 
 
 @pytest.fixture
@@ -38,8 +39,10 @@ def sample(answer, **columns):
 
 
 def test_sound_data_has_no_fault_and_its_prompt_is_shown(validate, own_home):
-    found = validate(GOOD, GOOD | {"answer": "blue"}, held_out=[GOOD], evaluation={"dataset_split": "test"})
+    found = validate(GOOD, GOOD | {"answer": "blue"}, held_out=[HUE], evaluation={"dataset_split": "test"})
     assert found.faults == []
+    assert "train: 1 rows ask what another asks and have other answers" in found.doubts[0]
+    assert "1 held-out rows show a picture that is trained on with other questions" in found.doubts[1]
     said = "\n".join(found.said)
     assert "split train: 2 rows kept, 0 dropped" in said
     assert "2 gold answers and 6 near misses tried" in said
@@ -56,6 +59,46 @@ def test_every_fault_is_named_and_not_only_the_first(validate):
     for number, said in ((1, "picture that cannot be opened"), (2, "column 'answer' holds ''"), (3, "the context holds 4096")):
         assert f"split train, row {number}: " in faults
         assert said in faults
+
+
+def test_a_held_out_row_that_is_trained_on_is_a_fault(validate):
+    found = validate(GOOD, HUE, held_out=[GOOD], evaluation={"dataset_split": "test"})
+    assert "1 held-out rows are trained on, so that their scores reward memory" in found.faults[0]
+
+
+def test_a_held_out_picture_that_is_a_scaled_copy_is_doubted_and_shown(validate, tmp_path, own_home):
+    noise = Image.effect_noise((20, 15), 99).resize((320, 240), Image.Resampling.BICUBIC)
+    noise.save(tmp_path / "one.png")
+    noise.resize((240, 180)).save(tmp_path / "other.jpg")
+    rows = [HUE | {"image": "one.png"}], [GOOD | {"image": "other.jpg"}]
+    for _ in range(2):  # looked at, and from the cache
+        found = validate(GOOD, *rows[0], held_out=rows[1], evaluation={"dataset_split": "test"})
+        assert found.faults == []
+        assert "1 pictures or clips that are held out look like ones that are trained on" in found.doubts[-1]
+    both = Image.open(own_home / "validated/unit/alike-0.png")
+    assert both.size == (308 + 252, 252)
+
+
+def test_the_share_of_groups_without_spread_is_that_of_the_probe_or_unknown(validate, config_of, checkpoint, tmp_path):
+    data = {"dataset_name": str(tmp_path), "dataset_split": "train"}
+    changes = {"model_name": checkpoint("qwen2_5_vl"), "max_completion_length": 16, "num_generations": 4}
+    config = config_of(**changes)
+    unknown = validate(GOOD, HUE, **changes)
+    assert f"groups without spread: unknown; `grpo probe {config.model_name} --config CONFIG` measures them" in unknown.said
+    missing = validate(GOOD, HUE, **changes, data={"filter": [0.1, 0.9]})
+    assert "data.filter: 2 of 2 rows have no solve rate" in missing.faults[0]
+    task = tasks.build(config.task)
+    rows = splits.load(config_of(**changes | data), task, policy.load_processor(config)).train
+    records = [
+        {"row": key, "solve_rate": rate, "correct": [rate > n / 4 for n in range(4)], "reward": [rate > n / 4 for n in range(4)]}
+        for key, rate in zip(solve_rates.keys(rows), (0.5, 1.0), strict=True)
+    ]
+    path = solve_rates.place(config)
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    said = validate(GOOD, HUE, **changes, data={"filter": [0.1, 0.9]}).said
+    assert "expected of 2 of 2 rows: 0.50 of the groups of 4 all right or all wrong, 0.50 paid alike" in said
+    assert "of the 1 rows kept: 0.00 of the groups of 4 all right or all wrong, 0.00 paid alike" in said
 
 
 def test_what_the_config_drops_is_no_fault(validate):

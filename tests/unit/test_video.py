@@ -166,8 +166,8 @@ def test_neighbours_are_decoded_in_one_pass(tmp_path, counted):
 
 def test_a_file_is_looked_at_once_until_it_changes(tmp_path, monkeypatch):
     path = clips.write(tmp_path / "clip.mp4", clips.counting(9))
-    looked, look = [], footage._looked
-    monkeypatch.setattr(footage, "_looked", lambda path: looked.append(path) or look(path))
+    looked, look = [], footage.looked
+    monkeypatch.setattr(footage, "looked", lambda path: looked.append(path) or look(path))
     first = video.probe(path)
     assert video.probe(path) == first
     assert video.probe(str(path)) == first

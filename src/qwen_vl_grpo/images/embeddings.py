@@ -20,6 +20,7 @@ import torch
 from peft import PeftModel
 from PIL import Image
 
+from qwen_vl_grpo import sharding
 from qwen_vl_grpo.errors import DataError, RenderError
 from qwen_vl_grpo.interfaces import Conditioning, Source
 
@@ -76,6 +77,9 @@ class _Row:
     dropped: int
 
 
+NOTHING = _Row([0], 0, {}, 0, 0)
+
+
 class PolicyEncoder:
     """Encodes turns with the policy; `model` is the policy as the trainer holds it, with adapters or without."""
 
@@ -100,6 +104,11 @@ class PolicyEncoder:
         if self._marks["<|image_pad|>"] == REAL_IMAGE_PAD and found != declared:
             raise RenderError(f"{kind}: its pipeline drops {declared} tokens, and its system turn has {found}; this diffusers is not known")
 
+    @property
+    def sharded(self) -> bool:
+        """Whether each forward pass takes every process of the run."""
+        return sharding.sharded(self._model)
+
     def encode(self, turns: Sequence[Turn], adapters: bool = True) -> list[Encoded]:
         """The states of each turn, in order; equal turns are read once.
 
@@ -113,9 +122,10 @@ class PolicyEncoder:
         without = self._model.disable_adapter() if isinstance(self._model, PeftModel) and not adapters else nullcontext()
         encoded: list[Encoded] = []
         with torch.no_grad(), _undisturbed(self._model), without:
-            for start in range(0, len(rows), self._batch_size):
-                batch = rows[start : start + self._batch_size]
-                encoded += [_encoded(row, states) for row, states in zip(batch, self._forward(batch), strict=True)]
+            for number in range(sharding.passes(self._model, -(-len(rows) // self._batch_size))):
+                batch = rows[number * self._batch_size :][: self._batch_size]
+                read = list(self._forward(batch or [NOTHING]))  # another process has more, and reads it with this one's part of the weights
+                encoded += [_encoded(row, states) for row, states in zip(batch, read, strict=False)]
         by_turn = dict(zip(distinct, encoded, strict=True))
         return [by_turn[turn] for turn in turns]
 
@@ -168,7 +178,13 @@ class PolicyEncoder:
                 given[name] = torch.cat(seen)
         device = causal.get_input_embeddings().weight.device
         given = {name: value.to(device) for name, value in given.items()}
-        states = causal.model(**given, use_cache=False).last_hidden_state  # after the final norm, which is what the pipelines take
+        seen: list[torch.Tensor] = []  # after the final norm, which is what the pipelines take
+        handle = causal.model.register_forward_hook(lambda _, __, output: seen.append(output.last_hidden_state))
+        try:
+            causal(**given, use_cache=False, logits_to_keep=1)  # from its door on: a sharded model gathers its weights there
+        finally:
+            handle.remove()
+        (states,) = seen
         for row, of_row, kept in zip(rows, states, given["attention_mask"].bool(), strict=True):
             yield of_row[kept][row.start :]
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from filelock import FileLock
 
@@ -131,6 +131,33 @@ class JudgementCache:
             self.path.rename(aside)
             _connect(self.path, read_only=False).close()
         log.warning("judge.cache %s: is broken (%s); it is kept as %s, and a new one begun", self.path, error, aside.name)
+
+
+class Told(NamedTuple):
+    """One judgement as it lies in the file."""
+
+    picture: str
+    judge: str
+    asked: str
+    score: float
+
+
+def told_of(path: Path, completions: Sequence[str]) -> list[Told]:
+    """Every judgement of the pictures that were drawn for these completions, by whichever judge and in whichever run.
+
+    Raises JudgeError if the file cannot be read.
+    """
+    found: dict[str, Told] = {}
+    try:
+        with closing(_connect(path, read_only=True)) as connection:
+            for start in range(0, len(completions), 500):
+                some = completions[start : start + 500]
+                drawn = f"SELECT picture FROM judgements WHERE completion IN ({', '.join('?' * len(some))})"  # noqa: S608
+                asked = f"SELECT request || renderer || judge, picture, judge, original, score FROM judgements WHERE picture IN ({drawn})"  # noqa: S608
+                found |= {key: Told(*row) for key, *row in connection.execute(asked, some)}
+    except sqlite3.Error as error:
+        raise JudgeError(f"judge.cache {path}: cannot be read ({error})") from None
+    return list(found.values())
 
 
 def _connect(path: Path, read_only: bool) -> sqlite3.Connection:

@@ -57,6 +57,27 @@ def chart(curves: Sequence[tuple[int, Curve]], last: float, label: str, share: b
     return Markup("\n").join(parts)
 
 
+def histogram(counts: Sequence[Sequence[int]], low: float, high: float, label: str) -> Markup:
+    """Shares of values in equal bins from `low` to `high`, a bar beside the other for each row of counts, in the colours of the runs."""
+    shown = [[count / max(1, sum(row)) for count in row] for row in counts]
+    top = max(map(max, shown)) or 1.0
+    wide, bins = WIDTH / len(counts[0]), len(counts)
+    parts = [Markup('<svg class="bars" viewBox="0 0 880 260" role="img" aria-label="{}">').format(label)]
+    parts += [_line("grid", LEFT, 216 - height, LEFT + WIDTH, 216 - height) for height in (0, 100, 200)]
+    parts += [_text(LEFT - 10, 224 - 200 * part, f"{top * part:.0%}", "end") for part in (0, 0.5, 1)]
+    for place, row in enumerate(shown):
+        bars = Markup("").join(
+            Markup('<rect class="point" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
+                LEFT + number * wide + (place + 0.5) * wide / (bins + 1), 216 - share / top * 200, wide / (bins + 1), share / top * 200
+            )
+            for number, share in enumerate(row)
+            if share
+        )
+        parts.append(Markup('<g class="of-{}">{}</g>').format(place, bars))
+    ends = ((LEFT, low, "start"), (LEFT + WIDTH, high, "end"))
+    return Markup("").join([*parts, *(_text(x, 250, f"{value:.4g}", anchor) for x, value, anchor in ends), Markup("</svg>")])
+
+
 def shares(before: tuple[float, float, float] | None, after: tuple[float, float, float] | None) -> Markup:
     """One score on an axis from 0 to 1: hollow before, filled after, each (share, low, high) with its interval as a bar."""
     parts = [Markup('<svg class="shares" viewBox="0 0 216 26" aria-hidden="true">')]

@@ -25,18 +25,15 @@ DASHES = ("none", "9 5", "2 5")
 
 def page(told: Comparison) -> str:
     """The whole page as text."""
-    script, style = _part("page.js"), _part("page.css") + _styles(len(told.runs))
     panels = [_panel(metric, title, told) for metric, title in told.panels]
     columns = list(told.costs[0])
-    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
-    return environment.get_template("page.html").render(
+    return filled(
+        HERE,
+        "page.html",
+        len(told.runs),
         title=told.title,
         written=told.written,
         command=told.command,
-        policy=f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}",
-        style=Markup(style),  # noqa: S704 - our own file
-        script=Markup(script),  # noqa: S704 - our own file
-        swatch=_swatch,
         runs=told.runs,
         warning=told.warning,
         scores=[
@@ -61,6 +58,19 @@ def page(told: Comparison) -> str:
         differences=told.differences,
         same=told.same,
         notes=told.notes,
+    )
+
+
+def filled(folder: Path, name: str, lines: int, **told: Any) -> str:
+    """A template of a folder with the style and script of a comparison in it, and colours for so many lines."""
+    script, style = _part("page.js"), _part("page.css") + _styles(lines)
+    environment = Environment(loader=FileSystemLoader([folder, HERE]), autoescape=True, undefined=StrictUndefined)
+    return environment.get_template(name).render(
+        policy=f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}",
+        style=Markup(style),  # noqa: S704 - our own file
+        script=Markup(script),  # noqa: S704 - our own file
+        swatch=_swatch,
+        **told,
     )
 
 

@@ -21,11 +21,11 @@ ABSENT = "not in the card"
 SCORES = (
     ("greedy answers", ("before", "greedy"), ("after", "greedy")),
     ("sampled answers", ("before", "sampled"), ("after", "sampled")),
-    ("greedy, shown a white picture", (), ("blind",)),
+    ("greedy, shown {blank}", (), ("blind",)),
     ("greedy, adapter switched off", (), ("without_adapter", "greedy")),
     ("sampled, adapter switched off", (), ("without_adapter", "sampled")),
 )
-"""Name -> where a card's metrics hold the score before and after."""
+"""Name -> where a card's metrics hold the score before and after; `blank` is what the run was shown in place of pictures and clips."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,13 @@ def scores(runs: Sequence[Run]) -> list[Score]:
         for run in runs:
             before, after = at(run.card.metrics, *old) if old else None, at(run.card.metrics, *new)
             count, rows = (number(after, key) if number(after, key) is not None else number(before, key) for key in ("n", "rows"))
+            shown = name.format(blank=run.card.blank)
             for said, path in _measures(before, after).items():
                 shares = number(before, *path), number(after, *path)
                 intervals = (None, None) if said else (interval(before), interval(after))
                 found.append(
                     Score(
-                        run, name + said, None if rows is None else int(rows), None if count is None else int(count),
+                        run, shown + said, None if rows is None else int(rows), None if count is None else int(count),
                         shares[0], intervals[0], shares[1], intervals[1], *gain(shares, intervals),
                         (number(before, "format"), number(after, "format")), (number(before, "official"), number(after, "official")),
                     )

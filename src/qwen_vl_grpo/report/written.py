@@ -26,7 +26,7 @@ def markdown(told: Comparison) -> str:
     parts += ["## Scores before and after", told.warning and f"**Not the same rows.** {_cell(told.warning)}"]
     head = ["run", "answers", "rows", "n", "before", "after", "gain", "well-formed"] + ["published rule"] * official
     rows = [list(wording.row(score).values())[: len(head)] for score in told.scores]
-    parts.append(_table(head, rows) if rows else "None of these runs has scores in its card.")
+    parts.append(table_of(head, rows) if rows else "None of these runs has scores in its card.")
     if rows:
         parts.append(
             "Well-formed and right, as a share, with 95 % intervals: Wilson over rows, and Newcombe for the gain. Where words alone tell "
@@ -40,17 +40,17 @@ def markdown(told: Comparison) -> str:
             if curve := run.history.curves.get(metric):
                 figures = (curve.first, curve.last, min(curve.low), max(curve.high), curve.count)
                 rows.append([metric, run.id, *map(wording.figure, figures)])
-    parts.append(_table(head, rows) if rows else "None of these runs has metrics beside its card.")
+    parts.append(table_of(head, rows) if rows else "None of these runs has metrics beside its card.")
     columns = list(told.costs[0])
     rows = [[name, *(wording.figure(cost[column]) for column in columns)] for name, cost in zip(names, told.costs, strict=True)]
-    parts += ["## Cost", _table(["run", *columns], rows)]
+    parts += ["## Cost", table_of(["run", *columns], rows)]
     parts += ["## Answers to the same questions", _cell(told.unshown)]
     parts += [part for item in told.items for part in _answers(item, names)]
     if told.since:
         parts += ["## Answers to files of questions since", *(part for item in told.since for part in _answers(item, names))]
     parts += ["## What differs in configuration and circumstances", f"{told.same} keys are the same in all of them."]
     if told.differences:
-        parts.append(_table(["key", *names], [[key, *values] for key, values in told.differences]))
+        parts.append(table_of(["key", *names], [[key, *values] for key, values in told.differences]))
     notes = [f"- {', '.join(map(_cell, noted))}: {_cell(note)}" for note, noted in told.notes.items()]
     parts += ["## Notes", "\n".join(notes) or "Nothing is missing, and no alarm rang."]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -61,7 +61,7 @@ def _answers(item: Item, names: Sequence[str]) -> tuple[str, str]:
     rows = [
         [names[index], when, answer.verdict, answer.answer[:200]] for index, given in item.answers.items() for when, answer in given.items()
     ]
-    return asked, _table(["run", "when", "verdict", "answer"], rows)
+    return asked, table_of(["run", "when", "verdict", "answer"], rows)
 
 
 def table(told: Comparison) -> str:
@@ -96,7 +96,7 @@ def _plain(value: object) -> object:
     return "'" + value
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table_of(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *([_cell(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -1,0 +1,68 @@
+"""A policy whose weights lie on several processes (FSDP2, ZeRO-3): each forward and backward pass of a part takes all of them.
+
+So every process passes through the same parts as often as the others, whatever it has to read: a vision tower that only one process
+uses would wait for the others' weights for ever, and they for its gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from qwen_vl_grpo import ranks
+
+SEEN = ("pixel_values", "pixel_values_videos")
+"""What the model takes with one pass of its tower each."""
+
+
+def sharded(model: Any) -> bool:
+    """Whether weights of a model lie on several processes: DTensors are FSDP2's, and ZeRO-3 gives each an id."""
+    return ranks.count() > 1 and any(hasattr(weight, "device_mesh") or hasattr(weight, "ds_id") for weight in model.parameters())
+
+
+def passes(model: Any, wanted: int) -> int:
+    """How many forward passes this process makes, where it wants so many: as many as any other, if the model is sharded."""
+    return max(ranks.gathered(wanted)) if sharded(model) else wanted
+
+
+def look_alike(causal: Any) -> None:
+    """From now on the tower of a sharded model passes as often here as in any process: where there is nothing to see, over black.
+
+    What it makes of that is added to the words with a factor of 0, so that its weights have a gradient of zeros.
+    """
+    tower, owed = causal.get_encoder(modality="image"), []
+
+    def before(_: Any, __: Any, named: dict[str, Any]) -> None:
+        own = [named.get(name) is not None for name in SEEN]
+        everyone = ranks.gathered(own) if sharded(causal) else [own]
+        owed[:] = [None for here, anywhere in zip(own, map(any, zip(*everyone, strict=True)), strict=True) if anywhere and not here]
+
+    def after(_: Any, __: Any, words: torch.Tensor) -> torch.Tensor:
+        while owed:
+            owed.pop()
+            words = words + 0.0 * sum(part.sum().to(words.dtype) for part in tensors(nothing_seen(tower)))
+        return words
+
+    causal.model.register_forward_pre_hook(before, with_kwargs=True)
+    causal.get_input_embeddings().register_forward_hook(after)
+
+
+def nothing_seen(tower: Any) -> Any:
+    """What a tower makes of the smallest picture there is, all zeros."""
+    shape, side = tower.config, tower.spatial_merge_size
+    values = shape.in_channels * shape.temporal_patch_size * shape.patch_size**2
+    weight = next(tower.parameters())
+    pixels = torch.zeros(side * side, values, device=weight.device, dtype=tower.dtype)
+    return type(tower).forward(tower, pixels, grid_thw=torch.tensor([[1, side, side]], device=weight.device))
+
+
+def tensors(output: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in what a module returns."""
+    if isinstance(output, torch.Tensor):
+        yield output
+        return
+    for part in output.values() if hasattr(output, "values") else output:
+        if part is not None:
+            yield from tensors(part)

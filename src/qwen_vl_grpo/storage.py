@@ -1,0 +1,59 @@
+"""What a run takes beside its card, in bytes: the disk of its checkpoints and the memory of the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qwen_vl_grpo.config import RunConfig
+from qwen_vl_grpo.footprint import GIB, Footprint, has_engine
+from qwen_vl_grpo.shapes import Shapes, local_file
+
+PROCESSOR = 16 * 2**20
+"""Tokenizer and processor of a published Qwen-VL; those of a local folder are looked at."""
+WORDS = (".json", ".txt", ".jinja", ".model")
+LIBRARIES, ENGINE = int(1.15 * GIB), int(1.6 * GIB)
+"""Host memory of Python with torch, transformers and TRL, and what vLLM adds: seen on a CPU with a tiny model and Qwen's vocabulary
+(benchmarks/gpu_plan.py); a vocabulary of a demonstration takes 0.2 less, and the libraries of a card's driver are not counted."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """`checkpoints` lie there at once, the one that is being written among them; `warmup` is the base that a warm-up leaves."""
+
+    weights: int
+    optimizer: int
+    processor: int
+    checkpoints: int
+    warmup: int
+
+    @property
+    def checkpoint(self) -> int:
+        return self.weights + self.optimizer + self.processor
+
+    @property
+    def whole(self) -> int:
+        return self.checkpoints * self.checkpoint + self.warmup
+
+
+def disk(config: RunConfig, shapes: Shapes, held: Footprint) -> Disk:
+    """Count what a run writes: adapter or whole model, Adam's states and the processor, as often as checkpoints are kept."""
+    saves = -(-config.max_steps // (config.save_steps or config.max_steps))
+    kept = min(saves, config.save_total_limit + 1 if config.save_total_limit else saves)
+    warmup = 4 * shapes.total() if config.warmup else 0  # a warm-up trains in float32
+    return Disk(held.adapter or held.weights, held.optimizer, _processor(config), kept, warmup)
+
+
+def host(config: RunConfig, held: Footprint, on_card: bool, drawn: int = 0) -> dict[str, int]:
+    """Part -> bytes of host memory; `drawn` is what a renderer or judge keeps there. Without a card everything lies there."""
+    parts = {"libraries": LIBRARIES + ENGINE * has_engine(config), "renderer and judge": drawn}
+    if on_card:  # the file is mapped while the card takes its weights
+        return {name: size for name, size in (parts | {"weights while they load": held.weights}).items() if size}
+    learning = held.pictures + held.gradients + max(held.backward, held.score)
+    return parts | {"policy": held.resident + max(learning, held.generation, held.evaluation)}
+
+
+def _processor(config: RunConfig) -> int:
+    described = local_file(config.model_name, config.model_revision, "config.json")
+    if described is None or not described.is_file():
+        return PROCESSOR
+    return sum(path.stat().st_size for path in described.parent.iterdir() if path.suffix in WORDS and "index" not in path.name)

@@ -1,0 +1,39 @@
+"""Covers a run in two processes of this CPU by `accelerate launch`: told to stop, all ranks keep one step; its logs are in its folder."""
+
+import os
+import signal
+
+from qwen_vl_grpo import attempts, checkpoints
+
+
+def test_a_launch_that_is_told_to_stop_keeps_the_step_of_all_ranks(workshop):
+    process = workshop.start("-m", "qwen_vl_grpo", "launch", "--cpu", "2", "--config", workshop.config("launched", batch_size=4))
+    with workshop.held_before(2, "launched", process):
+        process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=300)
+    run_dir, card = workshop.run_dir("launched"), workshop.card("launched")
+    assert process.returncode == 143, told
+    assert (card["state"], card["checkpoint"], card["hardware"]["processes"]) == ("interrupted", "checkpoint-2", 2)
+    assert card["attempts"][0]["reason"] == "asked to stop by SIGTERM"
+    assert checkpoints.whole(run_dir / "checkpoint-2")
+    assert [line["step"] for line in attempts.metrics(run_dir)] == [1, 2]
+    assert "step 2 of 3 is kept in runs/launched/checkpoint-2" in told  # what rank 0 says is shown
+
+    logs = next((run_dir / "logs").iterdir())
+    assert sorted(path.name for path in logs.iterdir()) == ["launcher.log", "rank-0.log", "rank-1.log"]
+    assert "step 2 of 3 is kept" in (logs / "rank-1.log").read_text(encoding="utf-8")
+    assert (workshop.folder / "runs/training.log").resolve() == (run_dir / "training.log").resolve()
+    assert os.readlink(workshop.folder / "runs/training.log") == "launched/training.log"
+    assert not (workshop.folder / "runs/.launching").exists()
+    merged = (run_dir / "training.log").read_text(encoding="utf-8")
+    assert "asked to stop by SIGTERM" in merged
+    assert " rank 1 " not in merged  # it had nothing to warn of
+
+
+def test_what_is_refused_is_refused_by_the_launcher_and_no_rank_is_started(workshop, refused):
+    said = refused(workshop.grpo("launch", "--cpu", "2", "--config", workshop.config("wrong", batch_size=3)))
+    assert "(3 a device x 1 micro-steps x 2 device(s))" in said
+    assert "--cpu: takes the place of cards" in refused(workshop.grpo("launch", "--cpu", "2", "--gpus", "2", "--config", "0.yaml"))
+    assert "the cluster requeue" in refused(
+        workshop.grpo("launch", "--cpu", "1", "--nodes", "2", "--main_address", "a:1", "--monitor", "1", "--config", "0.yaml")
+    )

