@@ -168,7 +168,8 @@ counts ours, so it is a little low there.
 
 {unseen}
 
-Not measured yet: 4 bits, Qwen2-VL and Qwen3-VL, any MI300X, several cards, renderer and judge, host memory beside the libraries of a card.
+Not measured yet: full fine-tuning, some layers recomputed, an engine that stays awake (rows `plan-3b` and `plan-7b`, not run yet),
+4 bits, Qwen2-VL and Qwen3-VL, any MI300X, several cards, renderer and judge, host memory beside the libraries of a card.
 
 ## The documented run
 
