@@ -11,18 +11,16 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
-from qwen_vl_grpo import answering, dataset, evaluation, loading, policy, registry, solve_rates, splits, tasks
+from qwen_vl_grpo import answering, dataset, evaluation, loading, policy, solve_rates, splits, subjects, tasks
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError
-from qwen_vl_grpo.interfaces import RewardFunction, RunCard, Sample, Task
+from qwen_vl_grpo.interfaces import RewardFunction, Sample, Task
 from qwen_vl_grpo.journal import Journal
 from qwen_vl_grpo.loading import Completion, Question, RunPolicy
 from qwen_vl_grpo.solve_rates import Record
@@ -30,19 +28,6 @@ from qwen_vl_grpo.transformers_backend import TransformersBackend
 from qwen_vl_grpo.vllm_backend import VllmBackend
 
 log = logging.getLogger("qwen_vl_grpo")
-
-
-@dataclass(frozen=True, eq=False)
-class PublishedModel(RunPolicy):
-    """A model that no run has touched, seen through a config."""
-
-    @cached_property
-    def folder(self) -> Path:
-        return Path(self.config.model_name)
-
-    @cached_property
-    def has_adapter(self) -> bool:
-        return False
 
 
 def probe(config: RunConfig, count: int, backend: answering.BackendName = "auto") -> list[Record]:
@@ -70,16 +55,6 @@ def probe(config: RunConfig, count: int, backend: answering.BackendName = "auto"
     return [known[key] for key in samples]
 
 
-def policy_of(config: RunConfig) -> RunPolicy:
-    """The policy that a config's solve rates are about; raises the typed error of a run that cannot be had."""
-    name = solve_rates.policy_of(config)
-    if name != config.model_name and "/" not in name and not Path(name).is_dir():
-        return loading.load(*registry.resolve(name))
-    revision = config.model_revision if name == config.model_name else None
-    alone = config.model_copy(update={"model_name": name, "model_revision": revision, "warmup": None, "init_from": None})
-    return PublishedModel(RunCard(run_id=name, task=config.task.name, base_model=name), Path(), alone)
-
-
 def _asked(
     config: RunConfig,
     samples: Mapping[str, Sample],
@@ -89,7 +64,7 @@ def _asked(
     weighted: Sequence[tuple[RewardFunction, float]],
 ) -> Iterator[Record]:
     """A record for each sample, as soon as its completions are there."""
-    run = policy_of(config)
+    run = subjects.find(solve_rates.policy_of(config), config)
     with closing(_start(run, samples.values(), answering.choose_backend(backend), config.evaluation.batch_size)) as started:
         if run.has_adapter:
             started.check(run, loading.canary(run))

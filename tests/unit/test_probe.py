@@ -75,7 +75,7 @@ def test_a_killed_probe_goes_on_and_asks_nothing_again(config):
 def test_a_run_is_probed_with_its_own_weights(config, checkpoint, tmp_path):
     make_run(tmp_path / "runs", "probed", checkpoint("qwen2_5_vl"), lora={"enabled": True, "r": 2, "alpha": 4})
     made = config(data={"probe": "probed"})
-    assert probe.policy_of(made).has_adapter
+    assert solve_rates.policy_of(made) == "probed"
     assert len(probe.probe(made, 2)) == 6
     assert solve_rates.place(made) != solve_rates.place(config())
 
