@@ -54,7 +54,8 @@ show: .venv/.demo-ready  ## the slow, learned demonstrations: three seeds and th
 	for seed in 0 1 2; do $(BIN)/python -m demo.motion --seed $$seed || exit 1; done
 	$(BIN)/python -m demo.motion_page
 
-test: .venv/.dev-ready hub-clients test-vllm containers  ## every test that needs no GPU, the engine lane and the images included
+test: .venv/.dev-ready hub-clients  ## every test that needs no GPU, the engine lane and the images included
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-vllm containers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 hub-clients:  # without it the tests of the second huggingface_hub are skipped, and say so
