@@ -31,7 +31,7 @@ def test_a_launch_that_is_told_to_stop_keeps_the_step_of_all_ranks(workshop):
     assert not (workshop.folder / "runs/.launching").exists()
     merged = (run_dir / "training.log").read_text(encoding="utf-8")
     assert "asked to stop by SIGTERM" in merged
-    assert " rank 1 " not in merged  # it had nothing to warn of
+    assert " rank 1 qwen_vl_grpo" not in merged  # it had nothing to warn of; libraries are heard, too, where CI is set
 
 
 def test_what_is_refused_is_refused_by_the_launcher_and_no_rank_is_started(workshop, refused):
