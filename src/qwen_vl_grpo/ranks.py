@@ -33,12 +33,10 @@ def meet(collective: float | None = None) -> None:
     import torch
     from accelerate import PartialState
 
-    if not torch.cuda.is_available():  # accelerate would name it cpu:1, and torch 2.14 reads no optimizer's state back to such a place
+    if not torch.cuda.is_available():  # accelerate would name it cpu:1, where torch.load finds nothing, so no run could go on
         os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
     given = {} if collective is None else {"timeout": timedelta(seconds=collective)}
     PartialState(cpu=not torch.cuda.is_available(), **given)
-    if not torch.cuda.is_available():  # accelerate calls a process's device cpu:1, where torch.load finds nothing, so no run could go on
-        torch.serialization.register_package(11, lambda _: None, lambda storage, place: storage if place.startswith("cpu:") else None)
     _patience = timedelta(seconds=max(PATIENCE, collective or 0))
     _group = torch.distributed.new_group(backend="gloo", timeout=_patience)
 
