@@ -10,10 +10,9 @@ AdamW; the states of another one are not counted.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
-from qwen_vl_grpo.config import RunConfig
+from qwen_vl_grpo.config import RunConfig, launched
 from qwen_vl_grpo.shapes import Shapes
 
 GIB = 2**30
@@ -208,7 +207,7 @@ def _learning_width(config: RunConfig) -> int:
 
 def _completions_at_once(config: RunConfig) -> int:
     if "generation_batch_size" in config.trl:
-        return config.trl["generation_batch_size"] // int(os.environ.get("WORLD_SIZE", "1"))
+        return config.trl["generation_batch_size"] // launched()
     return config.batch_size * config.trl.get("steps_per_generation", config.gradient_accumulation_steps)
 
 

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from qwen_vl_grpo import hardware
+from qwen_vl_grpo.config import launched
 from qwen_vl_grpo.errors import RankError, briefly
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ _patience = timedelta(seconds=PATIENCE)
 def meet(collective: float | None = None) -> None:
     """Join the processes that a launcher has started; returns at once where there is one. `collective` is `trl.ddp_timeout`."""
     global _group, _patience
-    if _group is not None or int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    if _group is not None or launched() < 2:
         return
     import torch
     from accelerate import PartialState

@@ -7,14 +7,13 @@ is bounded; groups that find no replacement stay.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from qwen_vl_grpo import dataset, row_clips
-from qwen_vl_grpo.config import RunConfig
+from qwen_vl_grpo.config import RunConfig, launched
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.interfaces import Task
 from qwen_vl_grpo.pictures import SharedRows
@@ -28,7 +27,7 @@ def check(config: RunConfig, task: Task, rows: Any) -> None:
     """Raise ConfigError for a run that cannot have a reserve."""
     if config.dynamic_sampling is None:
         return
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if launched() > 1:
         raise ConfigError("dynamic_sampling: is for one process, as ranks that draw again would wait for each other; remove it")
     if task.judge("", dataset.to_sample(rows[0])).correct is None:
         raise ConfigError(f"dynamic_sampling: task {task.name} draws its completions before they are judged; remove it")
