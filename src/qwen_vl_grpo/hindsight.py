@@ -9,10 +9,8 @@ from qwen_vl_grpo import footprint, pace, planning, rendered_footprint, shapes, 
 from qwen_vl_grpo.config import RunConfig, launched
 from qwen_vl_grpo.footprint import GIB, Prompt
 from qwen_vl_grpo.hardware import Hardware
+from qwen_vl_grpo.plan_figures import CARD, CHECKPOINT, HOST, RESERVED, SECONDS, TORCH
 from qwen_vl_grpo.spreading import Spread
-
-CARD, TORCH, RESERVED = "card, {}, GiB", "torch allocated, GiB", "torch reserved, GiB"
-HOST, CHECKPOINT, SECONDS = "host memory, GiB", "checkpoint, GiB", "seconds a step"
 
 
 def predict(config: RunConfig, machine: Hardware, gib: float | None, longest: int, shown: bool, recomputed: int) -> dict[str, Any]:
