@@ -270,8 +270,6 @@ def _finish(card: RunCard, config: RunConfig, trainer: VisionGRPOTrainer, run_di
     plan = hindsight.compare(card.plan, measured)
     for line in hindsight.text(plan).splitlines() if plan else ():
         log.info(line)
-    if torch.cuda.is_available():
-        card.metrics["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     finished: dict[str, Any] = {"state": "finished", "finished": registry.now(), "proof": exam.record() if exam else {}, "plan": plan}
     if exam and not finished["proof"]["changed"]:
         log.warning("training changed no answer: the policy answers %d items as its base does, token for token", len(exam.samples))
