@@ -107,7 +107,8 @@ class VisionGRPOTrainer(GRPOTrainer):
             told = groups.statistics(rewards, self.reward_weights, size) | groups.unique(ranks.joined(completion_ids_list), size)
             for name, value in told.items():
                 self._metrics["train"][name].append(value)
-            self._log_completion_extra("gold", [json.dumps(gallery.telling(row)) for row in self._given])
+            if self.log_completions:
+                self._log_completion_extra("gold", [json.dumps(gallery.telling(row)) for row in self._given])
         left = max(0, TABLE_ROWS - len(prompts) * self.accelerator.process_index) if self.log_completions else 0
         self._table_images = ranks.joined([row.get("images") or [] for row in self._given[:left]])
         prompts[:] = [as_text(prompt) for prompt in prompts]
