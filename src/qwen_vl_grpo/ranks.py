@@ -98,6 +98,24 @@ def together(what: str) -> None:
         torch.distributed.monitored_barrier(_group, _patience, wait_all_ranks=True)
 
 
+@contextmanager
+def awaited(what: str) -> Iterator[None]:
+    """Let TRL gather what every process has: a judge may take longer than a collective of the cards, which TRL begins at once, may."""
+    from trl.trainer import grpo_trainer
+
+    published = grpo_trainer.gather  # pyright: ignore[reportPrivateImportUsage]
+
+    def gather(tensor: Any) -> Any:
+        together(what)
+        return published(tensor)
+
+    grpo_trainer.gather = gather  # pyright: ignore[reportPrivateImportUsage]
+    try:
+        yield
+    finally:
+        grpo_trainer.gather = published  # pyright: ignore[reportPrivateImportUsage]
+
+
 def agree(told: Mapping[str, Any]) -> None:
     """Raise RankError in every process if one was told another thing than the main one, and name both."""
     everyone = gathered((socket.gethostname(), dict(told)))

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from qwen_vl_grpo import dataset, row_clips
+from qwen_vl_grpo import dataset, processors, row_clips
 from qwen_vl_grpo.config import RunConfig, launched
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.interfaces import Task
 from qwen_vl_grpo.pictures import SharedRows
-from qwen_vl_grpo.trainer import VisionGRPOTrainer, filled
+from qwen_vl_grpo.trainer import VisionGRPOTrainer
 
 ROUNDS = 3
 """Further generations at most: each wakes the engine and waits for its longest completion."""
@@ -71,7 +71,7 @@ class Reserve:
     def _generated(self, trainer: VisionGRPOTrainer, rows: Sequence[Mapping[str, Any]]) -> Any:
         """Prompts, ids, texts and log-probabilities of a group for each row, as TRL's `_generate` makes them."""
         size: Any = trainer.num_generations
-        prompts = [prompt for row in rows for prompt in [filled(row)["prompt"]] * size]
+        prompts = [prompt for row in rows for prompt in [processors.filled(row)["prompt"]] * size]
         asked, images, seen = trainer._tokenize_prompts(prompts)
         ids, logprobs = trainer._generate_single_turn(asked, images, seen, size)
         trainer.state.num_input_tokens_seen += sum(map(len, asked)) + sum(map(len, ids))
