@@ -185,8 +185,8 @@ def _others(kept: Completions) -> list[tuple[str, Reading, float | None]]:
     for mode in ("documented", "strict"):
         weights = _published(kept, mode)
         if weights and weights.keys() != kept.weights.keys():
-            highest = sum(max(0.0, rewards.RANGES[name][1] * weight) for name, weight in weights.items())
-            found.append((f"the {mode} rewards of its task", lambda one, weights=weights: kept.earned(one, weights), highest / 2))
+            half = rewards.most(weights) / 2
+            found.append((f"the {mode} rewards of its task", lambda one, weights=weights: kept.earned(one, weights), half))
     return found
 
 

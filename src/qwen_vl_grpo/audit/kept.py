@@ -60,8 +60,8 @@ class Completions:
 
     def most(self) -> float:
         """What a completion can earn at most; where a reward has no known range, the highest that was kept."""
-        if all(name in rewards.RANGES for name in self.weights):
-            return sum(max(0.0, rewards.RANGES[name][1] * weight) for name, weight in self.weights.items())
+        if self.weights.keys() <= rewards.RANGES.keys():
+            return rewards.most(self.weights)
         return max((one.total for one in [*self.rows, *self.looked_at] if one.total is not None), default=0.0)
 
     def verdict(self, one: Kept) -> Verdict | None:
