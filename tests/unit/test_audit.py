@@ -183,6 +183,19 @@ def test_a_rule_finds_what_it_looks_for_and_nothing_in_an_honest_completion(name
     assert not rule(kept.Kept("", "user: What is 6 times 7?", GOOD.format("42"), {}, 1.0, gold={"answer": "42"}), seen)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("talks to the judge", "The rate is highest in 2010, and the score of 10 is marked."),
+        ("odd characters", "Δt is 3 s, the gap 5 μm wide"),
+    ],
+)
+def test_the_words_of_charts_and_the_letters_of_physics_are_honest_where_rules_alone_pay(name, text):
+    ours = suspicion.look(kept.Completions({"solved_reward": 3.0}, tasks.build(TaskSection(name="visual_reasoning"))))
+    one = kept.Kept("", "user: When?", f"<reasoning>\n{text}\n</reasoning>\n<answer>\n2010\n</answer>", {}, 3.0)
+    assert suspicion.RULES[name][1](one, ours) is None
+
+
 def test_a_prompt_handed_back_as_reasoning_and_one_text_for_many_prompts_are_found():
     asked = "user: A train leaves at noon and goes sixty miles an hour; how far is it from home at three in the afternoon?"
     one = kept.Kept("", asked, f"<reasoning>\n{asked[6:]}\n</reasoning>\n<answer>\n180\n</answer>", {}, 1.0)
