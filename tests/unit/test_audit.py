@@ -101,6 +101,18 @@ def test_a_reward_that_pays_for_length_is_said_to(keep):
     assert any("goes with the length" in said for said in told.standing_out)
 
 
+def test_groups_that_ask_the_same_of_other_pictures_are_not_one(keep):
+    """Two groups a step, of one question each: inside both the longer earn more, and the group of long ones less than the other."""
+    texts = [GOOD.format("1") + "x" * (7 * place + 200 * (place > 3)) for place in range(SIZE)]
+    folder = keep("two", lambda step, gold, draw: texts[0], question="Which digit is this?", config={"num_generations": 4})
+    for file in sorted((folder / "completions").iterdir()):
+        scores = [place - 8.0 * (place > 3) for place in range(SIZE)]
+        pandas.read_parquet(file).assign(completion=texts, solved_reward=scores).to_parquet(file)
+    solved = next(one for one in gathered(folder).lengths if one.ours == "solved_reward")
+    assert solved.rho < -0.5 < 0.9 < solved.inside
+    assert solved.grouped == STEPS * SIZE
+
+
 def test_what_a_model_says_is_text_and_no_code_and_the_page_asks_nothing_of_the_network(keep, tmp_path):
     keep("evil", lambda step, gold, draw: TWICE.format(EVIL, gold), "documented", question=EVIL.replace("{", "("), base_model=EVIL)
     page = audit("evil", tmp_path / "out/evil.html")[0].read_text(encoding="utf-8")

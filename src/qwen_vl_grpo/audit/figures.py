@@ -138,9 +138,9 @@ def together(
 ) -> Together:
     """Spearman's correlation of two readings, and how often each pays: ours from `half` on, theirs from `least` on."""
     pairs = [(row, a, b) for row in rows if (a := one(row)) is not None and (b := other(row)) is not None]
-    groups: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for row, a, b in pairs:
-        groups.setdefault((row.step, row.prompt), []).append((a, b))
+        groups.setdefault((row.step, row.group), []).append((a, b))
     centred = []
     for group in groups.values():
         means = [statistics.fmean(column) for column in zip(*group, strict=True)]

@@ -67,10 +67,10 @@ def _votes(kept: Completions, found: Repeats) -> None:
     if not told:
         found.notes.append("It tells no noise of its own: CLIP has none, and a judge that is asked has some where it votes (judge.votes).")
         return
-    groups: dict[tuple[int, str], list[float]] = {}
+    groups: dict[tuple[int, int], list[float]] = {}
     for one in kept.rows:
         if "judge_score" in one.details:
-            groups.setdefault((one.step, one.prompt), []).append(one.details["judge_score"])
+            groups.setdefault((one.step, one.group), []).append(one.details["judge_score"])
     spreads = [statistics.stdev(scores) for scores in groups.values() if len(scores) > 1]
     found.figures += [
         ("scores with several votes", len(told)),
