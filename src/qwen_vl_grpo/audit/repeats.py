@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwen_vl_grpo import enhancement, index, policy_states, rendered_parts
+from qwen_vl_grpo import enhancement, policy_states, rendered_parts
 from qwen_vl_grpo.audit.figures import spearman
 from qwen_vl_grpo.audit.kept import Completions, Kept
 from qwen_vl_grpo.errors import JudgeError
@@ -55,7 +55,7 @@ def of(card: RunCard, folder: Path, kept: Completions, ask: int) -> Repeats:
         found.notes.append("Its judge is described by another version of this project, so nothing is known of it here.")
         return found
     _votes(kept, found)
-    _remembered(Path(judging.cache) if judging.cache else index.home() / "judgements.sqlite", kept, found)
+    _remembered(rendered_parts.recorded(judging), kept, found)
     if ask:
         _again(rendered_parts.judge_alone(judging), folder, kept, ask, found)
     return found
