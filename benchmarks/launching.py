@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +71,20 @@ class Bench:
         with (self.folder / f"{run_id}.out").open("ab") as said:
             return subprocess.Popen(command, cwd=self.folder, env=os.environ | own, stdout=said, stderr=subprocess.STDOUT)
 
-    def held(self, rank: int, step: int, process: subprocess.Popen[bytes]) -> None:
-        """Wait until a rank is held in a step."""
-        while not (self.folder / f"held-{rank}-at-{step}").exists():
-            if process.poll() is not None:
-                raise RuntimeError("the run ended before it could be held")
-            time.sleep(0.05)
+    @contextmanager
+    def holding(self, rank: int, step: int, run_id: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A launch of which one rank stays in a step until the block ends."""
+        hold = self.folder / f"hold-{rank}-at-{step}"
+        hold.touch()
+        try:
+            process = self.launch(run_id)
+            while not (self.folder / f"held-{rank}-at-{step}").exists():
+                if process.poll() is not None:
+                    raise RuntimeError("the run ended before it could be held")
+                time.sleep(0.05)
+            yield process
+        finally:
+            hold.unlink()
 
     def card(self, run_id: str) -> dict[str, Any]:
         return json.loads((self.folder / "runs" / run_id / "run.json").read_text(encoding="utf-8"))
@@ -121,12 +130,9 @@ def said(bench: Bench, run_id: str) -> str:
 
 
 def kill_rank(bench: Bench) -> tuple[bool, str]:
-    (bench.folder / "hold-1-at-3").touch()
-    process = bench.launch("kill-rank")
-    bench.held(1, 3, process)
-    pid = next(pid for pid in bench.ranks() if b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
-    os.kill(pid, signal.SIGKILL)
-    (bench.folder / "hold-1-at-3").unlink()
+    with bench.holding(1, 3, "kill-rank") as process:
+        pid = next(pid for pid in bench.ranks() if b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+        os.kill(pid, signal.SIGKILL)
     took = bench.gone(30)
     code, card = process.wait(), bench.card("kill-rank")
     kept, reason = card["checkpoint"], card["attempts"][-1]["reason"]
@@ -136,12 +142,9 @@ def kill_rank(bench: Bench) -> tuple[bool, str]:
 
 
 def kill_launcher(bench: Bench) -> tuple[bool, str]:
-    (bench.folder / "hold-0-at-3").touch()
-    process = bench.launch("kill-launcher")
-    bench.held(0, 3, process)
-    process.kill()
-    process.wait()
-    (bench.folder / "hold-0-at-3").unlink()
+    with bench.holding(0, 3, "kill-launcher") as process:
+        process.kill()
+        process.wait()
     took, card = bench.gone(60), bench.card("kill-launcher")
     resumed = bench.resumed("kill-launcher")
     held = took < 60 and card["state"] == "interrupted" and resumed
@@ -150,24 +153,18 @@ def kill_launcher(bench: Bench) -> tuple[bool, str]:
 
 
 def kill_launcher_of_a_stuck_rank(bench: Bench) -> tuple[bool, str]:
-    (bench.folder / "hold-0-at-2").touch()
-    process = bench.launch("stuck")
-    bench.held(0, 2, process)
-    process.kill()
-    process.wait()
-    took = bench.gone(60)
-    (bench.folder / "hold-0-at-2").unlink()
+    with bench.holding(0, 2, "stuck") as process:
+        process.kill()
+        process.wait()
+        took = bench.gone(60)
     resumed = bench.resumed("stuck")
     return took < 45 and resumed, f"all gone after {took:.1f} s although rank 0 never ends its step, resumed {resumed}"
 
 
 def kill_accelerate(bench: Bench) -> tuple[bool, str]:
-    (bench.folder / "hold-1-at-2").touch()
-    process = bench.launch("kill-accelerate")
-    bench.held(1, 2, process)
-    pid = next(pid for pid in bench.ranks() if b"accelerate.commands.launch" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    os.kill(pid, signal.SIGKILL)
-    (bench.folder / "hold-1-at-2").unlink()
+    with bench.holding(1, 2, "kill-accelerate") as process:
+        pid = next(pid for pid in bench.ranks() if b"accelerate.commands.launch" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(pid, signal.SIGKILL)
     took, code = bench.gone(30), process.wait()
     return took < 20 and code != 0, f"all gone after {took:.1f} s, exit code {code}, {said(bench, 'kill-accelerate')}"
 
@@ -192,12 +189,9 @@ def monitor_gives_up(bench: Bench) -> tuple[bool, str]:
 def stop(number: signal.Signals) -> Callable[[Bench], tuple[bool, str]]:
     def row(bench: Bench) -> tuple[bool, str]:
         run_id = f"stop-{number.name}"
-        (bench.folder / "hold-1-at-2").touch()
-        process = bench.launch(run_id)
-        bench.held(1, 2, process)
-        process.send_signal(number)
-        time.sleep(1)
-        (bench.folder / "hold-1-at-2").unlink()
+        with bench.holding(1, 2, run_id) as process:
+            process.send_signal(number)
+            time.sleep(1)
         code, took, card = process.wait(), bench.gone(5), bench.card(run_id)
         whole = checkpoints.whole(bench.folder / "runs" / run_id / "checkpoint-2")
         asked = bench.folder / "requeued"

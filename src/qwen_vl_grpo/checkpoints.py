@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from qwen_vl_grpo import index
 from qwen_vl_grpo.errors import RegistryError
@@ -105,6 +106,15 @@ def refuse_full(run_dir: Path, expected: int) -> None:
     free = shutil.disk_usage(run_dir).free
     if free < needed:
         raise OSError(f"it takes {needed / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free")
+
+
+def saved_bytes(model: Any) -> int:
+    """About what a checkpoint takes: an adapter or all weights, and AdamW's two moments of those that learn."""
+    from peft import PeftModel
+
+    sizes = [(weight.numel() * weight.element_size(), weight.requires_grad) for weight in model.parameters()]
+    learned = sum(size for size, learns in sizes if learns)
+    return 2 * learned + (learned if isinstance(model, PeftModel) else sum(size for size, _ in sizes))
 
 
 def step_of(folder: Path) -> int:

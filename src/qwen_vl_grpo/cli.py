@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -96,7 +97,8 @@ def train(
     from qwen_vl_grpo import training
 
     card = training.train(run, resume)
-    print(f"run {card.run_id} is finished: {run.run_dir}/run.json")
+    if hardware.is_main_process():
+        print(f"run {card.run_id} is finished: {run.run_dir}/run.json")
 
 
 @app.command()
@@ -180,9 +182,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         sys.exit(f"error: {error.filename or 'a file'}: cannot be written ({error.strerror}); make room on that disk, or make it writable")
     except SystemExit as end:  # typer turns Ctrl-C into it, and a run the other signals that stop it
-        from qwen_vl_grpo.attempts import STOPS
-
-        if end.code in [128 + number for number in STOPS]:
+        if isinstance(end.code, int) and end.code > 128 and _tells_of_a_stop(end.code):
             print("interrupted", file=sys.stderr)
         raise
 
@@ -196,6 +196,13 @@ def _train_group(run: Any, count: int, resume: bool, debug: bool) -> None:
         refuse_early(first, begun)
     show_log()
     print(seeds.text(seeds.train(run, count, todo, debug)))
+
+
+def _tells_of_a_stop(code: int) -> bool:
+    """Whether a run was stopped, and it is for this process to say so: of several ranks for the main one, or for `grpo launch`."""
+    from qwen_vl_grpo import attempts, following, hardware
+
+    return code - 128 in attempts.STOPS and hardware.is_main_process() and following.LAUNCHER not in os.environ
 
 
 def _load_env_file() -> None:

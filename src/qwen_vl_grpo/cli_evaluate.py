@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from qwen_vl_grpo.cli_flags import AsJson, Debug, heed, show_log
+from qwen_vl_grpo.cli_flags import AsJson, Backend, Debug, heed, load, show_log
 
 
 class Form(StrEnum):
@@ -32,9 +32,7 @@ def evaluate(
         int | None, typer.Option("--samples", min=0, help="Sampled answers a row beside the greedy one; evaluation.samples if not given.")
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first rows.")] = None,
-    backend: Annotated[
-        Literal["auto", "vllm", "transformers"], typer.Option("--backend", help="auto takes vLLM on a GPU where it is installed.")
-    ] = "auto",
+    backend: Backend = "auto",
     batch_size: Annotated[int | None, typer.Option("--batch_size", min=1, help="Answers that transformers writes at once.")] = None,
     export: Annotated[
         list[Form] | None,
@@ -46,7 +44,7 @@ def evaluate(
     """Score a run or a model on held-out rows under one pinned protocol, perhaps against another; what was answered before is kept."""
     from qwen_vl_grpo import checks, environment, hardware
 
-    protocol = _config(config, overrides) if config else None
+    protocol = load(config, overrides) if config else None
     show_log()
     machine = hardware.detect()
     heed(checks.machine_only(machine) + environment.settle(machine))
@@ -70,16 +68,6 @@ def evaluate(
     for form in export or ():
         print(f"{form.value}: {exports.FORMS[form.value](done)}", file=sys.stderr)
     print(f"every answer: {done.folder / scoring.ITEMS}", file=sys.stderr)
-
-
-def _config(path: str, overrides: list[str] | None) -> Any:
-    """The config of a file that says what is asked."""
-    from qwen_vl_grpo import config as configs
-    from qwen_vl_grpo import dataset_registry
-
-    run = configs.load(path, overrides or ())
-    dataset_registry.check(run)
-    return run
 
 
 def _changed(own: Any, overrides: list[str] | None) -> Any:

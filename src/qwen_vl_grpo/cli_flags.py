@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Literal, TextIO
 
 import typer
 
@@ -14,6 +14,9 @@ from qwen_vl_grpo import findings
 Config = Annotated[str, typer.Argument(help="The run's YAML file.", metavar="CONFIG")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set data.workers=4. Repeatable.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Backend = Annotated[
+    Literal["auto", "vllm", "transformers"], typer.Option("--backend", help="auto takes vLLM on a GPU where it is installed.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole record as JSON.")]
 
 

@@ -8,11 +8,11 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qwen_vl_grpo.cli_flags import Debug, heed, show_log
+from qwen_vl_grpo.cli_flags import Backend, Debug, heed, show_log
 from qwen_vl_grpo.errors import ConfigError, DataError, RenderError
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 Runs = Annotated[
     str,
     typer.Option("--run_id", help="Who answers: an id, several parted by commas, a pattern ('v1-*'), or all; here and on the Hub."),
-]
-Backend = Annotated[
-    Literal["auto", "vllm", "transformers"], typer.Option("--backend", help="auto takes vLLM on a GPU where it is installed.")
 ]
 
 

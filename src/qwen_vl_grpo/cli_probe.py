@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from qwen_vl_grpo.cli_flags import AsJson, Debug, Overrides, heed, load, show_log
+from qwen_vl_grpo.cli_flags import AsJson, Backend, Debug, Overrides, heed, load, show_log
 
 
 def probe(
@@ -17,7 +17,7 @@ def probe(
     config: Annotated[str, typer.Option("--config", help="The run's YAML file.")] = "configs/qwen_grpo.yaml",
     overrides: Overrides = None,
     count: Annotated[int, typer.Option("--k", min=2, help="Sampled completions for each row.")] = 8,
-    backend: Annotated[Literal["auto", "vllm", "transformers"], typer.Option("--backend", help="What generates.")] = "auto",
+    backend: Backend = "auto",
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

@@ -10,10 +10,9 @@ AdamW; the states of another one are not counted.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
-from qwen_vl_grpo.config import RunConfig
+from qwen_vl_grpo.config import RunConfig, launched
 from qwen_vl_grpo.shapes import Shapes
 
 GIB = 2**30
@@ -118,7 +117,7 @@ def measure(config: RunConfig, shapes: Shapes, prompt: Prompt | None = None) -> 
     """Count a config's process; weights are bfloat16 unless the config says float32, as on a GPU."""
     prompt, lora = prompt or Prompt(), config.lora
     width = 4 if config.dtype == "float32" else 2
-    learning = shapes.learning(lora)
+    base, learning = shapes.base_bytes(lora, width), shapes.learning(lora)
     learning_width = _learning_width(config)
     optimizer = str(config.trl.get("optim", "adamw"))
     state_width = 0 if "adamw" not in optimizer else 1 if "8bit" in optimizer else learning_width
@@ -143,10 +142,10 @@ def measure(config: RunConfig, shapes: Shapes, prompt: Prompt | None = None) -> 
         prompt_tokens=prompt_tokens,
         sequence=sequence,
         completions=completions,
-        loaded=shapes.base_bytes(lora, width),
-        weights=shapes.base_bytes(lora, width),
+        loaded=base,
+        weights=base,
         adapter=learning * learning_width if lora.enabled else 0,
-        reference=shapes.base_bytes(lora, width) if config.beta and not lora.enabled else 0,
+        reference=base if config.beta and not lora.enabled else 0,
         optimizer=learning * state_width * 2,
         gradients=learning * learning_width,
         pictures=completions * patches * shapes.patch_values * 4,
@@ -155,7 +154,7 @@ def measure(config: RunConfig, shapes: Shapes, prompt: Prompt | None = None) -> 
         logits=round(_head(config, shapes, learns=not lora.enabled and bool(lora.language)) * _wider(config)),
         generation=generation["rollouts"],
         evaluation=generation["evaluation"],
-        engine_weights=shapes.base_bytes(lora, width) if has_engine(config) else 0,
+        engine_weights=base if has_engine(config) else 0,
         kv_token=kv_token,
         engine_context=config.vllm_max_model_length or shapes.context,
     )
@@ -208,7 +207,7 @@ def _learning_width(config: RunConfig) -> int:
 
 def _completions_at_once(config: RunConfig) -> int:
     if "generation_batch_size" in config.trl:
-        return config.trl["generation_batch_size"] // int(os.environ.get("WORLD_SIZE", "1"))
+        return config.trl["generation_batch_size"] // launched()
     return config.batch_size * config.trl.get("steps_per_generation", config.gradient_accumulation_steps)
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
-from qwen_vl_grpo import footprint, pace, planning, rendered_footprint, shapes, spreading, storage
-from qwen_vl_grpo.config import RunConfig
+from qwen_vl_grpo import footprint, pace, planning, rendered_footprint, shapes, spreading, storage, strategies
+from qwen_vl_grpo.config import RunConfig, launched
 from qwen_vl_grpo.footprint import GIB, Prompt
 from qwen_vl_grpo.hardware import Hardware
+from qwen_vl_grpo.plan_figures import CARD, CHECKPOINT, HOST, RESERVED, SECONDS, TORCH
 from qwen_vl_grpo.spreading import Spread
-
-CARD, TORCH, RESERVED = "card, {}, GiB", "torch allocated, GiB", "torch reserved, GiB"
-HOST, CHECKPOINT, SECONDS = "host memory, GiB", "checkpoint, GiB", "seconds a step"
 
 
 def predict(config: RunConfig, machine: Hardware, gib: float | None, longest: int, shown: bool, recomputed: int) -> dict[str, Any]:
@@ -22,10 +19,9 @@ def predict(config: RunConfig, machine: Hardware, gib: float | None, longest: in
     `shown` says whether prompts show pictures; `recomputed` is what automatic checkpointing came to. Of a trainer whose weights are
     split nothing is predicted.
     """
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if planning.sharded(config):
         return {}
-    known, spread = shapes.of(config), Spread("ddp" if ranks > 1 else "single", ranks)
+    known, spread = shapes.of(config), Spread(strategies.named(), launched())
     picture = min(known.picture_tokens(config.data.max_pixels), longest - 1) if shown else 0
     prompt = Prompt(text=longest - picture, pictures=int(shown), picture_tokens=picture)
     dtype = "float32" if config.dtype == "auto" and not machine.accelerated else config.dtype

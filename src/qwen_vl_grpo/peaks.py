@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from qwen_vl_grpo.footprint import GIB
+from qwen_vl_grpo.plan_figures import CARD, HOST, RESERVED, SECONDS, TORCH
 from qwen_vl_grpo.rollouts import FaithfulGeneration
 
-GIB = 2**30
 PLACES = {"start": ("engine awake",), "generate": ("generating", "after generating")}
 """Phase -> what the engine calls the moments at which it looked at the card's free memory."""
 
@@ -39,10 +40,10 @@ class Peaks(TrainerCallback):
         self.seconds.append(time.perf_counter() - self._since)
 
     def found(self, engine: Any) -> dict[str, float]:
-        """Every figure of the run under its name in hindsight.py; the first step, which warms up, is not among the seconds."""
-        figures = {"host memory, GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB}
+        """Every figure of the run under its name in plan_figures.py; the first step, which warms up, is not among the seconds."""
+        figures = {HOST: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB}
         if self.seconds:
-            figures["seconds a step"] = statistics.median(self.seconds[1:] or self.seconds)
+            figures[SECONDS] = statistics.median(self.seconds[1:] or self.seconds)
         if not torch.cuda.is_available():
             return figures
         if isinstance(engine, FaithfulGeneration):
@@ -50,7 +51,7 @@ class Peaks(TrainerCallback):
             for phase, moments in PLACES.items():
                 if free := [engine.memory[moment] for moment in moments if moment in engine.memory]:
                     self.in_use[phase] = total - min(free)
-        figures |= {f"card, {phase}, GiB": gib - self.held for phase, gib in self.in_use.items()}
-        figures["torch allocated, GiB"] = torch.cuda.max_memory_allocated() / GIB
-        figures["torch reserved, GiB"] = torch.cuda.max_memory_reserved() / GIB
+        figures |= {CARD.format(phase): gib - self.held for phase, gib in self.in_use.items()}
+        figures[TORCH] = torch.cuda.max_memory_allocated() / GIB
+        figures[RESERVED] = torch.cuda.max_memory_reserved() / GIB
         return figures

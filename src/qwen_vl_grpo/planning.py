@@ -8,11 +8,10 @@ estimates (footprint.py); docs/planning.md holds them against measured runs.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from qwen_vl_grpo import footprint, knobs, pace, rendered_footprint, shapes, spreading, storage
+from qwen_vl_grpo import footprint, knobs, pace, rendered_footprint, shapes, spreading, storage, strategies
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import ConfigError, HardwareError, PolicyError
 from qwen_vl_grpo.footprint import CONTEXT, GIB, Footprint, Prompt
@@ -271,5 +270,5 @@ def named(card: str) -> tuple[str, float]:
 
 def sharded(config: RunConfig) -> bool:
     """Whether a card holds only a part of the trainer or of the engine."""
-    launched = any(os.environ.get(f"ACCELERATE_USE_{kind}") == "true" for kind in ("DEEPSPEED", "FSDP"))
-    return launched or any(config.trl.get(key) for key in ("deepspeed", "fsdp")) or config.trl.get("vllm_tensor_parallel_size", 1) > 1
+    parted = strategies.named() not in strategies.WHOLE or any(config.trl.get(key) for key in ("deepspeed", "fsdp"))
+    return parted or config.trl.get("vllm_tensor_parallel_size", 1) > 1

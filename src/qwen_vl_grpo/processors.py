@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -14,6 +14,7 @@ from qwen_vl_grpo.interfaces import Clip, Message, Sample
 
 AS_THEY_ARE = {"do_sample_frames": False, "do_resize": False, "cap_pixels_per_frame": False, "input_data_format": "channels_last"}
 """How a video processor is to take a clip, whose frames were chosen and sized when its row was prepared."""
+SHOWN_AS = {"image": "[picture]", "video": "[clip]"}
 
 
 def sees(processor: Any) -> bool:
@@ -50,6 +51,26 @@ def placed(prompt: Sequence[Message], images: Sequence[Image], videos: Sequence[
         for part, media in zip(places, given, strict=True):
             part[kind] = media
     return chat
+
+
+def filled(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row whose pictures and clips stand in its prompt, and nowhere else: of the two, TRL would look for the pictures alone."""
+    images, videos = row.get("images") or [], row.get("videos") or []
+    others = {key: value for key, value in row.items() if key not in ("images", "videos")}
+    return others | ({"prompt": placed(row["prompt"], images, videos)} if images or videos else {})
+
+
+def as_text(messages: Any) -> str:
+    """A chat as one readable text; a picture is shown as [picture] and a clip as [clip]."""
+    if isinstance(messages, str):
+        return messages
+    lines = []
+    for message in messages:
+        content = message["content"]
+        if not isinstance(content, str):
+            content = "".join(SHOWN_AS.get(block["type"]) or block.get("text", "") for block in content)
+        lines.append(content if message["role"] == "assistant" else f"{message['role']}: {content}")
+    return "\n".join(lines)
 
 
 def in_order(sample: Sample) -> list[Any]:

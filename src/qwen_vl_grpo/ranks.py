@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from qwen_vl_grpo import hardware
+from qwen_vl_grpo.config import launched
 from qwen_vl_grpo.errors import RankError, briefly
 
 T = TypeVar("T")
@@ -28,17 +29,15 @@ _patience = timedelta(seconds=PATIENCE)
 def meet(collective: float | None = None) -> None:
     """Join the processes that a launcher has started; returns at once where there is one. `collective` is `trl.ddp_timeout`."""
     global _group, _patience
-    if _group is not None or int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    if _group is not None or launched() < 2:
         return
     import torch
     from accelerate import PartialState
 
-    if not torch.cuda.is_available():  # accelerate would name it cpu:1, and torch 2.14 reads no optimizer's state back to such a place
+    if not torch.cuda.is_available():  # accelerate would name it cpu:1, where torch.load finds nothing, so no run could go on
         os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
     given = {} if collective is None else {"timeout": timedelta(seconds=collective)}
     PartialState(cpu=not torch.cuda.is_available(), **given)
-    if not torch.cuda.is_available():  # accelerate calls a process's device cpu:1, where torch.load finds nothing, so no run could go on
-        torch.serialization.register_package(11, lambda _: None, lambda storage, place: storage if place.startswith("cpu:") else None)
     _patience = timedelta(seconds=max(PATIENCE, collective or 0))
     _group = torch.distributed.new_group(backend="gloo", timeout=_patience)
 
@@ -97,6 +96,24 @@ def together(what: str) -> None:
 
     with _told(what):
         torch.distributed.monitored_barrier(_group, _patience, wait_all_ranks=True)
+
+
+@contextmanager
+def awaited(what: str) -> Iterator[None]:
+    """Let TRL gather what every process has: a judge may take longer than a collective of the cards, which TRL begins at once, may."""
+    from trl.trainer import grpo_trainer
+
+    published = grpo_trainer.gather  # pyright: ignore[reportPrivateImportUsage]
+
+    def gather(tensor: Any) -> Any:
+        together(what)
+        return published(tensor)
+
+    grpo_trainer.gather = gather  # pyright: ignore[reportPrivateImportUsage]
+    try:
+        yield
+    finally:
+        grpo_trainer.gather = published  # pyright: ignore[reportPrivateImportUsage]
 
 
 def agree(told: Mapping[str, Any]) -> None:

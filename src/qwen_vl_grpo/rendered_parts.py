@@ -27,11 +27,16 @@ def build(rendering: RendererSection, judging: JudgeSection, placing: PlacementS
     only = judging.replay == "only"
     places = placement.devices(PlacementSection()) if only else placement.apply(placing)
     generator, judge_ = _generator(rendering, places["renderer"], not only), _judge(judging, places["judge"], not only)
-    file = Path(judging.cache) if judging.cache else index.home() / "judgements.sqlite"
+    file = recorded(judging)
     if only and not file.is_file():
         raise JudgeError(f"judge.replay: only: there is no recording {file}; name it with judge.cache, or make it with replay: use")
     cache = None if judging.replay == "off" else JudgementCache(file, generator.identity, judge_.identity, required=only)
     return RenderedScores(generator, judge_, cache, replay_only=only)
+
+
+def recorded(judging: JudgeSection) -> Path:
+    """The file that keeps the judgements of a run."""
+    return Path(judging.cache) if judging.cache else index.home() / "judgements.sqlite"
 
 
 def by_hand(rendering: RendererSection, judging: JudgeSection) -> RenderedScores:

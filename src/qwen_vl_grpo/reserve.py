@@ -7,18 +7,17 @@ is bounded; groups that find no replacement stay.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from qwen_vl_grpo import dataset, row_clips
-from qwen_vl_grpo.config import RunConfig
+from qwen_vl_grpo import dataset, processors, row_clips
+from qwen_vl_grpo.config import RunConfig, launched
 from qwen_vl_grpo.errors import ConfigError
 from qwen_vl_grpo.interfaces import Task
 from qwen_vl_grpo.pictures import SharedRows
-from qwen_vl_grpo.trainer import VisionGRPOTrainer, filled
+from qwen_vl_grpo.trainer import VisionGRPOTrainer
 
 ROUNDS = 3
 """Further generations at most: each wakes the engine and waits for its longest completion."""
@@ -28,7 +27,7 @@ def check(config: RunConfig, task: Task, rows: Any) -> None:
     """Raise ConfigError for a run that cannot have a reserve."""
     if config.dynamic_sampling is None:
         return
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if launched() > 1:
         raise ConfigError("dynamic_sampling: is for one process, as ranks that draw again would wait for each other; remove it")
     if task.judge("", dataset.to_sample(rows[0])).correct is None:
         raise ConfigError(f"dynamic_sampling: task {task.name} draws its completions before they are judged; remove it")
@@ -72,7 +71,7 @@ class Reserve:
     def _generated(self, trainer: VisionGRPOTrainer, rows: Sequence[Mapping[str, Any]]) -> Any:
         """Prompts, ids, texts and log-probabilities of a group for each row, as TRL's `_generate` makes them."""
         size: Any = trainer.num_generations
-        prompts = [prompt for row in rows for prompt in [filled(row)["prompt"]] * size]
+        prompts = [prompt for row in rows for prompt in [processors.filled(row)["prompt"]] * size]
         asked, images, seen = trainer._tokenize_prompts(prompts)
         ids, logprobs = trainer._generate_single_turn(asked, images, seen, size)
         trainer.state.num_input_tokens_seen += sum(map(len, asked)) + sum(map(len, ids))

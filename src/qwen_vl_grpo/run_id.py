@@ -6,8 +6,8 @@ import re
 
 from qwen_vl_grpo.errors import ConfigError
 
-WORDS = {"all": "every run", "latest": "the newest run"}
-"""Words that stand for runs wherever an id is taken -> what for."""
+WORDS = {"all": "every run", "latest": "the newest run", "base": "what a run began from"}
+"""Words that stand for policies wherever an id is taken -> what for; a server that has a run called `base` would answer as its base."""
 RUN_ID_PATTERN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.)){0,62}")
 
 

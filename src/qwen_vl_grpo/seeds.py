@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from qwen_vl_grpo import attempts, registry
-from qwen_vl_grpo.config import RunConfig, check
+from qwen_vl_grpo.config import RunConfig, check, launched
 from qwen_vl_grpo.errors import ConfigError, RegistryError
 from qwen_vl_grpo.interfaces import RunCard
 
@@ -42,7 +42,7 @@ def left(config: RunConfig, count: int, resume: bool) -> list[tuple[RunConfig, b
     Raises ConfigError with the keys that differ from a run that was begun, or under a launcher of many processes; RegistryError if
     an id is taken, or there is no group to resume.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if launched() > 1:
         raise ConfigError("--seeds: starts each run as a process of its own, which a launcher of many cannot share; launch each seed alone")
     if not resume:
         registry.refuse_existing(config)

@@ -20,6 +20,8 @@ from typing import Any
 from qwen_vl_grpo.config import RunConfig, launched
 from qwen_vl_grpo.errors import ConfigError
 
+WHOLE = ("single", "ddp")
+"""Each process holds all weights, gradients and states of the optimizer."""
 SHARDED = ("zero3", "fsdp2")
 """No process holds all weights."""
 
@@ -38,13 +40,13 @@ def refuse(config: RunConfig, strategy: str, accelerated: bool, environment: Map
 
     `accelerated` says that this machine has a card.
     """
-    if strategy not in ("single", "ddp", "zero2", *SHARDED):
+    if strategy not in (*WHOLE, "zero2", *SHARDED):
         raise ConfigError(f"launch: {strategy} is none of ddp, zero2, zero3 and fsdp2, which alone are known to train these runs")
-    if strategy not in ("single", "ddp") and not accelerated:
+    if strategy not in WHOLE and not accelerated:
         raise ConfigError(f"launch: accelerate parts no weights on a CPU and says nothing, so {strategy} is ddp here; launch with ddp")
-    if config.warmup is not None and strategy not in ("single", "ddp"):
+    if config.warmup is not None and strategy not in WHOLE:
         raise ConfigError(f"warmup: cannot run under {strategy}; warm up in a run of its own under ddp, and start from it with init_from")
-    if config.init_from is not None and strategy not in ("single", "ddp") and not config.lora.enabled:
+    if config.init_from is not None and strategy not in WHOLE and not config.lora.enabled:
         raise ConfigError(f"init_from: whole weights of another run are not read under {strategy}; launch with ddp, or train adapters")
     if strategy not in SHARDED:
         return

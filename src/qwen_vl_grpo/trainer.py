@@ -7,8 +7,8 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import TrainerState
-from trl.trainer import grpo_trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from qwen_vl_grpo import attempts, checkpoints, gallery, groups, processors, ranks, tracking
@@ -31,8 +30,6 @@ log = logging.getLogger("qwen_vl_grpo")
 
 TABLE_ROWS = 16
 """Completions kept for each table: a gallery to look at, not a copy of the run."""
-
-SHOWN_AS = {"image": "[picture]", "video": "[clip]"}
 
 OF_COMPLETIONS = (
     "completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "sampling_per_token_logps", "ref_per_token_logps",
@@ -97,7 +94,7 @@ class VisionGRPOTrainer(GRPOTrainer):
 
         As they are, every picture is pickled and sent at every step (trl 1.16), and wandb.Table refuses nested prompts.
         """
-        with awaited(f"the rewards of step {self.state.global_step + 1}"):
+        with ranks.awaited(f"the rewards of step {self.state.global_step + 1}"):
             rewards = super()._calculate_rewards(self._given, prompts, completions, completion_ids_list)
         if self.model.training:  # type: ignore[union-attr]
             size: Any = self.num_generations
@@ -107,11 +104,12 @@ class VisionGRPOTrainer(GRPOTrainer):
             told = groups.statistics(rewards, self.reward_weights, size) | groups.unique(ranks.joined(completion_ids_list), size)
             for name, value in told.items():
                 self._metrics["train"][name].append(value)
-            self._log_completion_extra("gold", [json.dumps(gallery.telling(row)) for row in self._given])
+            if self.log_completions:
+                self._log_completion_extra("gold", [json.dumps(gallery.telling(row)) for row in self._given])
         left = max(0, TABLE_ROWS - len(prompts) * self.accelerator.process_index) if self.log_completions else 0
         self._table_images = ranks.joined([row.get("images") or [] for row in self._given[:left]])
-        prompts[:] = [as_text(prompt) for prompt in prompts]
-        completions[:] = [as_text(completion) for completion in completions]
+        prompts[:] = [processors.as_text(prompt) for prompt in prompts]
+        completions[:] = [processors.as_text(completion) for completion in completions]
         return rewards
 
     def _gate_noise(self, rewards: torch.Tensor, size: int) -> bool:
@@ -133,7 +131,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         processor, self._given = self.processing_class, [*inputs]
         if processors.sees(processor):
             self.processing_class = self._once[self.model.training] = OncePreprocessed(processor)  # type: ignore[union-attr]
-            inputs = [filled(row) for row in inputs]
+            inputs = [processors.filled(row) for row in inputs]
         started, corrects = time.perf_counter(), self.vllm_importance_sampling_correction
         self.vllm_importance_sampling_correction = False
         try:
@@ -190,7 +188,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         try:
             if self.args.should_save:
                 shutil.rmtree(run_dir / checkpoints.ASIDE, ignore_errors=True)
-                checkpoints.refuse_full(run_dir, saved_bytes(self.model))
+                checkpoints.refuse_full(run_dir, checkpoints.saved_bytes(self.model))
             self.accelerator.wait_for_everyone()
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
@@ -278,29 +276,6 @@ class VisionGRPOTrainer(GRPOTrainer):
         super().log(logs, start_time)
 
 
-def saved_bytes(model: Any) -> int:
-    """About what a checkpoint takes: an adapter or all weights, and AdamW's two moments of those that learn."""
-    sizes = [(weight.numel() * weight.element_size(), weight.requires_grad) for weight in model.parameters()]
-    learned = sum(size for size, learns in sizes if learns)
-    return 2 * learned + (learned if isinstance(model, PeftModel) else sum(size for size, _ in sizes))
-
-
-@contextmanager
-def awaited(what: str) -> Iterator[None]:
-    """Let TRL gather what every process has: a judge may take longer than a collective of the cards, which TRL begins at once, may."""
-    published = grpo_trainer.gather  # pyright: ignore[reportPrivateImportUsage]
-
-    def gather(tensor: Any) -> Any:
-        ranks.together(what)
-        return published(tensor)
-
-    grpo_trainer.gather = gather  # pyright: ignore[reportPrivateImportUsage]
-    try:
-        yield
-    finally:
-        grpo_trainer.gather = published  # pyright: ignore[reportPrivateImportUsage]
-
-
 def cut_to_longest(inputs: dict[str, Any]) -> dict[str, Any]:
     """A micro-batch without the columns that are padding in each of its rows: TRL pads to the longest of the whole generation."""
     asked, answered = inputs["prompt_mask"].any(0), inputs["completion_mask"].any(0)
@@ -311,23 +286,3 @@ def cut_to_longest(inputs: dict[str, Any]) -> dict[str, Any]:
     if "mm_token_type_ids" in inputs:
         cut["mm_token_type_ids"] = inputs["mm_token_type_ids"][:, start : len(asked) + kept]
     return inputs | cut
-
-
-def filled(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row whose pictures and clips stand in its prompt, and nowhere else: of the two, TRL would look for the pictures alone."""
-    images, videos = row.get("images") or [], row.get("videos") or []
-    others = {key: value for key, value in row.items() if key not in ("images", "videos")}
-    return others | ({"prompt": processors.placed(row["prompt"], images, videos)} if images or videos else {})
-
-
-def as_text(messages: Any) -> str:
-    """A chat as one readable text; a picture is shown as [picture] and a clip as [clip]."""
-    if isinstance(messages, str):
-        return messages
-    lines = []
-    for message in messages:
-        content = message["content"]
-        if not isinstance(content, str):
-            content = "".join(SHOWN_AS.get(block["type"]) or block.get("text", "") for block in content)
-        lines.append(content if message["role"] == "assistant" else f"{message['role']}: {content}")
-    return "\n".join(lines)

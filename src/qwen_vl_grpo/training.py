@@ -42,6 +42,7 @@ from qwen_vl_grpo.identity import digest
 from qwen_vl_grpo.interfaces import Generate, RunCard, Sample
 from qwen_vl_grpo.ledger import Every, Ledger
 from qwen_vl_grpo.peaks import Peaks
+from qwen_vl_grpo.plan_figures import CHECKPOINT
 from qwen_vl_grpo.rescue import Rescue, Terminated, in_one_sentence
 from qwen_vl_grpo.saves import Saves
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
@@ -265,12 +266,10 @@ def _foreseen(card: RunCard, config: RunConfig, prepared: Prepared) -> RunCard:
 
 def _finish(card: RunCard, config: RunConfig, trainer: VisionGRPOTrainer, run_dir: Path, exam: proof.Exam | None, peaks: Peaks) -> RunCard:
     checkpoint = f"checkpoint-{trainer.state.global_step}"
-    measured = peaks.found(getattr(trainer, "vllm_generation", None)) | {hindsight.CHECKPOINT: pruning.size(run_dir / checkpoint) / 2**30}
+    measured = peaks.found(getattr(trainer, "vllm_generation", None)) | {CHECKPOINT: pruning.size(run_dir / checkpoint) / 2**30}
     plan = hindsight.compare(card.plan, measured)
     for line in hindsight.text(plan).splitlines() if plan else ():
         log.info(line)
-    if torch.cuda.is_available():
-        card.metrics["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     finished: dict[str, Any] = {"state": "finished", "finished": registry.now(), "proof": exam.record() if exam else {}, "plan": plan}
     if exam and not finished["proof"]["changed"]:
         log.warning("training changed no answer: the policy answers %d items as its base does, token for token", len(exam.samples))

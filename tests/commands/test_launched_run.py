@@ -1,4 +1,7 @@
-"""Covers a run in two processes of this CPU by `accelerate launch`: told to stop, all ranks keep one step; its logs are in its folder."""
+"""Covers a run in two processes of this CPU by `accelerate launch`: told to stop, all ranks keep one step, and go on from it.
+
+Its logs are in its folder.
+"""
 
 import os
 import signal
@@ -6,10 +9,9 @@ import signal
 from qwen_vl_grpo import attempts, checkpoints
 
 
-def test_a_launch_that_is_told_to_stop_keeps_the_step_of_all_ranks(workshop):
-    process = workshop.start(
-        "-m", "qwen_vl_grpo", "launch", "--cpu", "2", "--config", workshop.config("launched", batch_size=4, max_steps=50)
-    )
+def test_a_launch_that_is_told_to_stop_keeps_the_step_of_all_ranks_and_goes_on(workshop):
+    launch = ("launch", "--cpu", "2", "--config", workshop.config("launched", batch_size=4, max_steps=50))
+    process = workshop.start("-m", "qwen_vl_grpo", *launch)
     with workshop.held_before(2, "launched", process):
         process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=300)
@@ -22,6 +24,7 @@ def test_a_launch_that_is_told_to_stop_keeps_the_step_of_all_ranks(workshop):
     assert checkpoints.whole(run_dir / f"checkpoint-{step}")
     assert [line["step"] for line in attempts.metrics(run_dir)] == list(range(1, step + 1))
     assert f"step {step} of 50 is kept in runs/launched/checkpoint-{step}" in told  # what rank 0 says is shown
+    assert told.splitlines().count("interrupted") == 1  # and this is the launcher's to say
 
     logs = next((run_dir / "logs").iterdir())
     assert sorted(path.name for path in logs.iterdir()) == ["launcher.log", "rank-0.log", "rank-1.log"]
@@ -32,6 +35,12 @@ def test_a_launch_that_is_told_to_stop_keeps_the_step_of_all_ranks(workshop):
     merged = (run_dir / "training.log").read_text(encoding="utf-8")
     assert "asked to stop by SIGTERM" in merged
     assert " rank 1 qwen_vl_grpo" not in merged  # it had nothing to warn of; libraries are heard, too, where CI is set
+
+    done = workshop.grpo(*launch, "--resume", "--set", f"max_steps={step + 1}")
+    assert done.returncode == 0, done.stderr
+    assert [line["step"] for line in attempts.metrics(run_dir) if "reward" in line] == list(range(1, step + 2))
+    said = [path.read_text(encoding="utf-8").count("run launched is finished") for path in sorted(run_dir.glob("logs/*/rank-?.log"))]
+    assert said == [0, 0, 1, 0]  # by the main process of the launch that ended it
 
 
 def test_what_is_refused_is_refused_by_the_launcher_and_no_rank_is_started(workshop, refused):

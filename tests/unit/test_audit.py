@@ -101,6 +101,18 @@ def test_a_reward_that_pays_for_length_is_said_to(keep):
     assert any("goes with the length" in said for said in told.standing_out)
 
 
+def test_groups_that_ask_the_same_of_other_pictures_are_not_one(keep):
+    """Two groups a step, of one question each: inside both the longer earn more, and the group of long ones less than the other."""
+    texts = [GOOD.format("1") + "x" * (7 * place + 200 * (place > 3)) for place in range(SIZE)]
+    folder = keep("two", lambda step, gold, draw: texts[0], question="Which digit is this?", config={"num_generations": 4})
+    for file in sorted((folder / "completions").iterdir()):
+        scores = [place - 8.0 * (place > 3) for place in range(SIZE)]
+        pandas.read_parquet(file).assign(completion=texts, solved_reward=scores).to_parquet(file)
+    solved = next(one for one in gathered(folder).lengths if one.ours == "solved_reward")
+    assert solved.rho < -0.5 < 0.9 < solved.inside
+    assert solved.grouped == STEPS * SIZE
+
+
 def test_what_a_model_says_is_text_and_no_code_and_the_page_asks_nothing_of_the_network(keep, tmp_path):
     keep("evil", lambda step, gold, draw: TWICE.format(EVIL, gold), "documented", question=EVIL.replace("{", "("), base_model=EVIL)
     page = audit("evil", tmp_path / "out/evil.html")[0].read_text(encoding="utf-8")
@@ -181,6 +193,19 @@ def test_a_rule_finds_what_it_looks_for_and_nothing_in_an_honest_completion(name
     seen, rule = suspicion.look(found), suspicion.RULES[name][1]
     assert rule(kept.Kept("", "user: What is 6 times 7?", text, {}, 1.0, gold=gold), seen)
     assert not rule(kept.Kept("", "user: What is 6 times 7?", GOOD.format("42"), {}, 1.0, gold={"answer": "42"}), seen)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("talks to the judge", "The rate is highest in 2010, and the score of 10 is marked."),
+        ("odd characters", "Δt is 3 s, the gap 5 μm wide"),
+    ],
+)
+def test_the_words_of_charts_and_the_letters_of_physics_are_honest_where_rules_alone_pay(name, text):
+    ours = suspicion.look(kept.Completions({"solved_reward": 3.0}, tasks.build(TaskSection(name="visual_reasoning"))))
+    one = kept.Kept("", "user: When?", f"<reasoning>\n{text}\n</reasoning>\n<answer>\n2010\n</answer>", {}, 3.0)
+    assert suspicion.RULES[name][1](one, ours) is None
 
 
 def test_a_prompt_handed_back_as_reasoning_and_one_text_for_many_prompts_are_found():

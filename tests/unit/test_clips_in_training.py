@@ -17,7 +17,6 @@ from demo.tiny_qwen import FAMILIES
 from qwen_vl_grpo import assembly, pictures, policy, processors, tasks, video
 from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.ledger import Ledger
-from qwen_vl_grpo.trainer import filled
 from qwen_vl_grpo.video_sections import VideoSection
 
 GROUP = 4
@@ -255,7 +254,7 @@ def test_a_prompt_that_would_be_read_blind_is_refused(trainer_of, family, parts,
 def test_a_chat_of_words_alone_has_its_pictures_and_clips_before_the_users_first_words():
     chat = [{"role": "system", "content": "Look."}, {"role": "user", "content": "Why?"}]
     picture, clip = Image.new("RGB", (28, 28)), object()
-    made = filled({"prompt": chat, "images": [picture], "videos": [clip], "answer": "x"})
+    made = processors.filled({"prompt": chat, "images": [picture], "videos": [clip], "answer": "x"})
     words = {"type": "text", "text": "Why?"}
     assert made["prompt"][1]["content"] == [{"type": "image", "image": picture}, {"type": "video", "video": clip}, words]
     assert made.keys() == {"prompt", "answer"}

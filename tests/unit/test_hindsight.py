@@ -3,7 +3,7 @@
 import pytest
 
 from qwen_vl_grpo import config as configs
-from qwen_vl_grpo import footprint, hindsight, planning
+from qwen_vl_grpo import footprint, hindsight, plan_figures, planning
 from qwen_vl_grpo.footprint import GIB, Prompt
 from qwen_vl_grpo.hardware import Hardware
 from qwen_vl_grpo.shapes import of
@@ -22,15 +22,15 @@ def test_a_card_is_predicted_by_phase_as_the_plan_says():
     fit = planning.judge(as_planned, of(as_planned), Prompt(56, 1, 256), "", 79.1)
     assert {name: found[f"card, {name}, GiB"] for name in fit.phases} == fit.phases
     held = footprint.measure(as_planned, of(as_planned), Prompt(56, 1, 256))
-    assert found[hindsight.TORCH] == footprint.torch_peak(held, as_planned, 79.1 * GIB) / GIB
-    assert found[hindsight.SECONDS] == pytest.approx(5.912, abs=0.01)  # docs/gpu_rows/step-7b.json
+    assert found[plan_figures.TORCH] == footprint.torch_peak(held, as_planned, 79.1 * GIB) / GIB
+    assert found[plan_figures.SECONDS] == pytest.approx(5.912, abs=0.01)  # docs/gpu_rows/step-7b.json
 
 
 def test_without_a_card_weights_are_float32_and_on_the_host():
     found = {name: said["predicted"] for name, said in hindsight.predict(config(use_vllm=False), CPU, None, 312, True, 0).items()}
-    assert found.keys() == {hindsight.HOST, hindsight.CHECKPOINT, hindsight.SECONDS}
-    assert found[hindsight.HOST] > 4 * of(config()).total() / GIB
-    assert found[hindsight.SECONDS] is None
+    assert found.keys() == {plan_figures.HOST, plan_figures.CHECKPOINT, plan_figures.SECONDS}
+    assert found[plan_figures.HOST] > 4 * of(config()).total() / GIB
+    assert found[plan_figures.SECONDS] is None
 
 
 def test_of_a_split_trainer_nothing_is_said(monkeypatch):

@@ -104,5 +104,9 @@ def test_a_cheap_command_or_refusal_loads_no_heavy_library(arguments, tmp_path):
     assert not loaded & HEAVY
 
 
+def test_help_reads_no_run(tmp_path):
+    assert not modules_after(command("--help"), tmp_path) & {"qwen_vl_grpo.attempts", "qwen_vl_grpo.registry", "pydantic"}
+
+
 def test_the_check_itself_notices_a_heavy_library(tmp_path):
     assert "numpy" in modules_after("import numpy", tmp_path) & HEAVY

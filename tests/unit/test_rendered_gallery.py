@@ -11,6 +11,8 @@ from qwen_vl_grpo import registry, rendered_gallery, report, tracking
 from qwen_vl_grpo.errors import JudgeError, RenderError
 from qwen_vl_grpo.interfaces import Conditioning, Judgement, RenderRequest, RunCard, Source
 from qwen_vl_grpo.rendered_gallery import Entry, RenderedGallery
+from qwen_vl_grpo.report import tables
+from qwen_vl_grpo.report.drawn import extremes
 
 EVIL = '</p></script><script>document.title="owned"</script><img src=x onerror="document.title=1">'
 
@@ -213,3 +215,14 @@ def test_a_source_that_is_gone_is_said_and_a_line_may_name_no_other_file(tmp_pat
     page = Path(report.compare(["one"], tmp_path / "out")[0]).read_text(encoding="utf-8")
     assert '<img class="source"' not in page
     assert page.count("The source is not there.") == 3
+
+
+def test_a_source_keeps_its_number_where_the_one_before_it_is_gone(tmp_path):
+    registry.write(RunCard(run_id="one", task="image_edit", base_model="tiny", state="finished"), tmp_path)
+    asked = entry("best", 0.9, sources=[source("blue"), source("red")])
+    RenderedGallery(tmp_path, 1).keep_step(1, [asked], drawn(asked))
+    (tmp_path / rendered_gallery.read(tmp_path)[0][0]["sources"][0]).unlink()
+    best, _ = extremes([tables.gather(registry.read(tmp_path), tmp_path)])
+    missing, there = best.runs[0][0].sources
+    assert missing is None
+    assert there.startswith("data:image/png;base64,")

@@ -241,6 +241,13 @@ def test_cost_is_devices_times_hours_and_a_cpu_has_none(keep, compare):
     assert (cpu["GPU-hours of GRPO"], cpu["whole run, hours"], cpu["hardware"]) == ("", "2.0", "2 cores, no GPU")
 
 
+def test_a_run_on_two_machines_had_the_cards_of_both(keep, compare):
+    folder = keep("two", hardware={"kind": "cuda", "devices": 8, "name": "H200", "processes": 16})
+    registry.write(registry.read(folder).model_copy(update={"metrics": {"train_seconds": 3600.0}}), folder)
+    (row,) = compare("two")[2]
+    assert (row["GPU-hours of GRPO"], row["hardware"]) == ("16.0", "16 x H200")
+
+
 def test_hours_of_a_resumed_run_are_those_of_its_attempts_without_the_pauses(keep, compare):
     hours = {"created": "2026-01-01T00:00:00+00:00", "finished": "2026-01-03T02:00:00+00:00"}
     attempts = [{"start": "2026-01-01T00:00:00+00:00", "end": "2026-01-01T01:00:00+00:00"}]

@@ -9,7 +9,7 @@ from qwen_vl_grpo.run_id import check_run_id
 GOOD = ["a", "7", "v1-baseline", "digits-demo-s1", "v1.2.3", "a_b", "A" * 63, "all-runs", "x.y"]
 BAD = [
     "", ".", "..", "../x", "a/b", "a\\b", "/etc", "a..b", ".hidden", "-flag", "_x", "%2e", "%2e%2e%2fx", "a b", "a\n", "a\x00", "\x00",
-    "ä", "a:b", "~", "$HOME", "A" * 64, "A" * 200, "all", "ALL", "All",
+    "ä", "a:b", "~", "$HOME", "A" * 64, "A" * 200, "all", "ALL", "All", "base",
 ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Covers rendered_reward.py where the renderer sees the policy's states: whose they are, what they are made of, and what is remembered."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,19 +16,7 @@ from qwen_vl_grpo.images.embeddings import PolicyEncoder, Turn
 from qwen_vl_grpo.rendered_reward import StatesReward
 from qwen_vl_grpo.sections import TaskSection
 
-OWN_JUDGE = """\
-import numpy
-from qwen_vl_grpo.interfaces import Judgement
-
-class Bright:
-    identity, batch_size, concurrency = "bright", 4, 1
-
-    def judge(self, pictures):
-        return [Judgement(float(numpy.asarray(image).mean() / 255)) for _, image in pictures]
-
-def judge(section):
-    return Bright()
-"""
+JUDGE = Path(__file__).parents[1] / "fixtures/bright.py"
 PROMPT = "a red cat"
 
 
@@ -54,11 +43,10 @@ def renderers(checkpoint, tmp_path_factory):
 @pytest.fixture
 def made(config_of, checkpoint, policy, renderers, tmp_path):
     """A reward that holds a policy, and what it logged."""
-    (tmp_path / "bright.py").write_text(OWN_JUDGE, encoding="utf-8")
 
     def make(kind="qwen_image", model=policy[0], **changes):
         section = {"name": kind, "model": str(renderers / kind), "width": 32, "height": 32, "steps": 2, "guidance_scale": 1}
-        sections = {"model_name": checkpoint("qwen2_5_vl"), "renderer": section, "judge": {"name": f"{tmp_path}/bright.py:judge"}}
+        sections = {"model_name": checkpoint("qwen2_5_vl"), "renderer": section, "judge": {"name": f"{JUDGE}:judge"}}
         name = "image_edit" if kind == "qwen_image_edit" else "text_to_image"
         sections |= {"task": {"name": name}, "output_dir": str(tmp_path)}
         ((reward, _),) = tasks.rewards(tasks.build(TaskSection(name=name)), config_of(**(sections | changes)))

@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo import assembly, policy, tasks
+from qwen_vl_grpo import assembly, policy, processors, tasks
 from qwen_vl_grpo import trainer as trainer_module
 from qwen_vl_grpo.errors import HardwareError, PolicyError
 from qwen_vl_grpo.hardware import Hardware
 from qwen_vl_grpo.ledger import Ledger
-from qwen_vl_grpo.trainer import TABLE_ROWS, VisionGRPOTrainer, as_text
+from qwen_vl_grpo.trainer import TABLE_ROWS, VisionGRPOTrainer
 
 CARD = Hardware("cuda", 1, "a card", 2)
 LEARNING = ["qwen2_5_vl", "qwen3_vl"]
@@ -188,7 +188,7 @@ def test_no_placeholder_is_sampled_even_from_a_policy_that_wants_to(trainer_of):
     ],
 )
 def test_a_chat_is_shown_as_one_text(messages, text):
-    assert as_text(messages) == text
+    assert processors.as_text(messages) == text
 
 
 def padded(inputs, left, right):

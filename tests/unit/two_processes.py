@@ -21,6 +21,7 @@ from qwen_vl_grpo.errors import RankError
 from qwen_vl_grpo.interfaces import Sample
 from qwen_vl_grpo.ledger import Ledger
 
+JUDGE = Path(__file__).parents[1] / "fixtures/bright.py"
 ROWS = 16
 """Completions a step, on however many processes."""
 GROUP = 16
@@ -113,11 +114,10 @@ def one_sees_nothing(whole, parted, processor):
 
 def unequal_cache_hits(folder, checkpoint, parted, processor):
     """Scores of a reward that draws from a sharded policy's states: the second time all is remembered here, and new in the other."""
-    (folder / "bright.py").write_text(JUDGE, encoding="utf-8")
     renderer = {"name": "qwen_image", "model": str(folder / "renderer"), "width": 32, "height": 32, "steps": 1, "guidance_scale": 2.0}
     tiny_qwen_image.build(folder / "renderer", "qwen_image", checkpoint)
     config = configs.check(
-        {"run_id": "states", "model_name": checkpoint, "renderer": renderer, "judge": {"name": f"{folder}/bright.py:judge"}}
+        {"run_id": "states", "model_name": checkpoint, "renderer": renderer, "judge": {"name": f"{JUDGE}:judge"}}
         | {"task": {"name": "text_to_image"}, "output_dir": str(folder), "lora": {"enabled": False}}
     )
     ((reward, _),) = tasks.rewards(tasks.build(config.task), config)
@@ -193,19 +193,6 @@ def main(folder, checkpoint):
     torch.save(seen, folder / "seen.pt")
 
 
-JUDGE = """\
-import numpy
-from qwen_vl_grpo.interfaces import Judgement
-
-class Bright:
-    identity, batch_size, concurrency = "bright", 4, 1
-
-    def judge(self, pictures):
-        return [Judgement(float(numpy.asarray(image).mean() / 255)) for _, image in pictures]
-
-def judge(section):
-    return Bright()
-"""
 REWARD = """\
 import os
 from pathlib import Path

@@ -138,9 +138,9 @@ def together(
 ) -> Together:
     """Spearman's correlation of two readings, and how often each pays: ours from `half` on, theirs from `least` on."""
     pairs = [(row, a, b) for row in rows if (a := one(row)) is not None and (b := other(row)) is not None]
-    groups: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for row, a, b in pairs:
-        groups.setdefault((row.step, row.prompt), []).append((a, b))
+        groups.setdefault((row.step, row.group), []).append((a, b))
     centred = []
     for group in groups.values():
         means = [statistics.fmean(column) for column in zip(*group, strict=True)]
@@ -185,8 +185,8 @@ def _others(kept: Completions) -> list[tuple[str, Reading, float | None]]:
     for mode in ("documented", "strict"):
         weights = _published(kept, mode)
         if weights and weights.keys() != kept.weights.keys():
-            highest = sum(max(0.0, rewards.RANGES[name][1] * weight) for name, weight in weights.items())
-            found.append((f"the {mode} rewards of its task", lambda one, weights=weights: kept.earned(one, weights), highest / 2))
+            half = rewards.most(weights) / 2
+            found.append((f"the {mode} rewards of its task", lambda one, weights=weights: kept.earned(one, weights), half))
     return found
 
 

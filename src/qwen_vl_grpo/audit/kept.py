@@ -36,6 +36,8 @@ class Kept:
     total: float | None
     """The weighted sum, as it was learned from."""
     step: int = 0
+    group: int = 0
+    """Which of the step's groups it is of: rows of another picture may ask the same."""
     details: Mapping[str, float] = field(default_factory=dict)
     """The judge's values."""
     gold: Mapping[str, Any] = field(default_factory=dict)
@@ -60,8 +62,8 @@ class Completions:
 
     def most(self) -> float:
         """What a completion can earn at most; where a reward has no known range, the highest that was kept."""
-        if all(name in rewards.RANGES for name in self.weights):
-            return sum(max(0.0, rewards.RANGES[name][1] * weight) for name, weight in self.weights.items())
+        if self.weights.keys() <= rewards.RANGES.keys():
+            return rewards.most(self.weights)
         return max((one.total for one in [*self.rows, *self.looked_at] if one.total is not None), default=0.0)
 
     def verdict(self, one: Kept) -> Verdict | None:
@@ -93,13 +95,14 @@ def read(card: RunCard, folder: Path) -> Completions:
     pairs = [(str(entry["function"]).rpartition(":")[2], entry.get("weight", 1.0)) for entry in listed] or [*(task.rewards if task else ())]
     found.task, scale = task, card.config.get("reward_scale") or 1.0
     found.weights = {name: weight * scale for name, weight in pairs}
-    _read_tables(folder, found)
+    _read_tables(folder, found, card.config.get("num_generations"))
     _read_gallery(folder, found)
     _read_answers(folder, found)
     return found
 
 
-def _read_tables(folder: Path, found: Completions) -> None:
+def _read_tables(folder: Path, found: Completions, size: int | None) -> None:
+    """Read the tables, in which groups of `size` lie behind each other; where that is not known, a step is one group."""
     import pyarrow.parquet
 
     files = sorted((folder / "completions").glob("completions_*.parquet"))
@@ -112,7 +115,9 @@ def _read_tables(folder: Path, found: Completions) -> None:
     for file in shown:
         try:
             rows = pyarrow.parquet.read_table(file).to_pylist()
-            found.rows += [_row(row, found.weights) for row in rows if isinstance(row.get("completion"), str)]
+            found.rows += [
+                _row(row, place // (size or len(rows)), found) for place, row in enumerate(rows) if isinstance(row.get("completion"), str)
+            ]
         except (OSError, ValueError, KeyError, TypeError):
             broken += 1
     if broken:
@@ -121,12 +126,12 @@ def _read_tables(folder: Path, found: Completions) -> None:
         found.notes.append("Its tables hold no gold answers (runs from before they were kept), so their completions are not judged again.")
 
 
-def _row(row: Mapping[str, Any], weights: Mapping[str, float]) -> Kept:
+def _row(row: Mapping[str, Any], group: int, found: Completions) -> Kept:
     numbers = {name: value for name, value in row.items() if name not in OTHERS and isinstance(value, float) and math.isfinite(value)}
-    scores = {name: numbers.pop(name) for name in weights if name in numbers}
-    total = sum(value * weights[name] for name, value in scores.items()) if scores else None
+    scores = {name: numbers.pop(name) for name in found.weights if name in numbers}
+    total = sum(value * found.weights[name] for name, value in scores.items()) if scores else None
     gold = json.loads(row.get("gold") or "{}")
-    return Kept(f"step {row['step']}", str(row["prompt"]), row["completion"], scores, total, row["step"], numbers, gold)
+    return Kept(f"step {row['step']}", str(row["prompt"]), row["completion"], scores, total, row["step"], group, numbers, gold)
 
 
 def _read_gallery(folder: Path, found: Completions) -> None:

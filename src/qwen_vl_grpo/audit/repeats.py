@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwen_vl_grpo import enhancement, index, policy_states, rendered_parts
+from qwen_vl_grpo import enhancement, policy_states, rendered_parts
 from qwen_vl_grpo.audit.figures import spearman
 from qwen_vl_grpo.audit.kept import Completions, Kept
 from qwen_vl_grpo.errors import JudgeError
@@ -55,7 +55,7 @@ def of(card: RunCard, folder: Path, kept: Completions, ask: int) -> Repeats:
         found.notes.append("Its judge is described by another version of this project, so nothing is known of it here.")
         return found
     _votes(kept, found)
-    _remembered(Path(judging.cache) if judging.cache else index.home() / "judgements.sqlite", kept, found)
+    _remembered(rendered_parts.recorded(judging), kept, found)
     if ask:
         _again(rendered_parts.judge_alone(judging), folder, kept, ask, found)
     return found
@@ -67,10 +67,10 @@ def _votes(kept: Completions, found: Repeats) -> None:
     if not told:
         found.notes.append("It tells no noise of its own: CLIP has none, and a judge that is asked has some where it votes (judge.votes).")
         return
-    groups: dict[tuple[int, str], list[float]] = {}
+    groups: dict[tuple[int, int], list[float]] = {}
     for one in kept.rows:
         if "judge_score" in one.details:
-            groups.setdefault((one.step, one.prompt), []).append(one.details["judge_score"])
+            groups.setdefault((one.step, one.group), []).append(one.details["judge_score"])
     spreads = [statistics.stdev(scores) for scores in groups.values() if len(scores) > 1]
     found.figures += [
         ("scores with several votes", len(told)),

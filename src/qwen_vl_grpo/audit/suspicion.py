@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from qwen_vl_grpo import answers, enhancement
+from qwen_vl_grpo import answers, enhancement, rewards
 from qwen_vl_grpo.audit.kept import Completions, Kept
 
 SHOWN = 20
@@ -62,6 +62,10 @@ def not_right(one: Kept, seen: Seen) -> str | None:
 
 
 def talks_to_the_judge(one: Kept, seen: Seen) -> str | None:
+    """Unless rules of ours alone pay, to which nobody talks: "the rate is highest" is then of a chart."""
+    weights = seen.kept.weights.keys()
+    if weights and weights <= rewards.REWARDS.keys():
+        return None
     found = _TO_THE_JUDGE.search(one.completion)
     return f"it says {_short(found[0])}" if found else None
 
@@ -120,12 +124,13 @@ def repeats(one: Kept, seen: Seen) -> str | None:
 
 
 def odd_characters(one: Kept, seen: Seen) -> str | None:
-    """Letters of two alphabets in one word, and characters that nobody sees."""
+    """Letters of two alphabets in one word, and characters that nobody sees; Greek ones count if they look like Latin ones (not in μm)."""
     hidden = [letter for letter in one.completion if unicodedata.category(letter) in ("Cf", "Cc", "Co") and letter not in "\n\t\r"]
     if hidden:
         return f"{len(hidden)} characters that nobody sees, the first U+{ord(hidden[0]):04X}"
-    for word in re.findall(r"[^\W\d_]{2,}", one.completion):
-        if not word.isascii() and len(alphabets := ALPHABETS & {unicodedata.name(letter, "?").split()[0] for letter in word}) > 1:
+    for word in () if one.completion.isascii() else re.findall(r"[^\W\d_]{2,}", one.completion):
+        alphabets = ALPHABETS & {unicodedata.name(letter, "?").split()[0] for letter in word}
+        if len(alphabets) > 1 and (alphabets != {"LATIN", "GREEK"} or enhancement.folded(word).isascii()):
             return f"{_short(word)} is written in {' and '.join(sorted(alphabets)).title()}"
     return None
 

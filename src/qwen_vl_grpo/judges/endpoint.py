@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from qwen_vl_grpo.config import launched
 from qwen_vl_grpo.errors import JudgeError, briefly
 from qwen_vl_grpo.hub import LOOPBACK
 from qwen_vl_grpo.judges import questions, replies
@@ -51,9 +52,8 @@ class Endpoint:
         self._budget = Budget(section)
         self._breaker = Breaker(section.breaker_failures, section.breaker_pause)
         self._slots = threading.BoundedSemaphore(section.concurrency)
-        processes = int(os.environ.get("WORLD_SIZE", "1"))
-        self._requests = RateLimit(_share(section.requests_per_minute, processes))
-        self._tokens = RateLimit(_share(section.tokens_per_minute, processes))
+        self._requests = RateLimit(_share(section.requests_per_minute))
+        self._tokens = RateLimit(_share(section.tokens_per_minute))
         self._several = True  # until it gives fewer answers than it was asked for
         self._lock = threading.Lock()
         self._loaded: OpenAI | None = None
@@ -221,5 +221,5 @@ class Endpoint:
         return f"judge.model {self._section.model} at {self._url}"
 
 
-def _share(limit: int | None, processes: int) -> int | None:
-    return limit and max(1, limit // processes)
+def _share(limit: int | None) -> int | None:
+    return limit and max(1, limit // launched())

@@ -76,10 +76,13 @@ def _spread(lines: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
 
 
 def _drawn(run: Run, line: dict[str, Any]) -> Drawn:
-    shown, _ = pictures_of(run.folder, [line["picture"]] if line["picture"] else [])
-    return Drawn(line["moment"], line["original"], line["completion"][:LONGEST], next(iter(shown), None), rendered_gallery.verdict(line))
+    picture = _picture(run, line["picture"])
+    return Drawn(line["moment"], line["original"], line["completion"][:LONGEST], picture, rendered_gallery.verdict(line))
 
 
 def _sources(run: Run, names: Sequence[str]) -> list[str | None]:
-    shown, missing = pictures_of(run.folder, list(names))
-    return [*shown, *[None] * len(missing)]
+    return [_picture(run, name) for name in names]
+
+
+def _picture(run: Run, name: str | None) -> str | None:
+    return next(iter(pictures_of(run.folder, [name])[0]), None)

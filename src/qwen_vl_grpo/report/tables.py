@@ -172,7 +172,7 @@ def cost(run: Run) -> dict[str, float | str | None]:
     trained = number(card.metrics, "train_seconds") if len(card.attempts) < 2 else None  # the card has the last attempt's
     clock = "the card" if trained is not None else "the metrics' clock" if run.history.seconds else None
     seconds = trained if trained is not None else run.history.seconds
-    devices = number(card.hardware, "devices") if card.hardware.get("kind") in ("cuda", "rocm") else None
+    devices = _cards(card)
     whole = _whole(card)
     tokens = run.history.tokens
     return {
@@ -190,10 +190,15 @@ def cost(run: Run) -> dict[str, float | str | None]:
 
 
 def hardware(card: RunCard) -> str:
-    kind, devices, name = (card.hardware.get(key) for key in ("kind", "devices", "name"))
-    if kind in ("cuda", "rocm"):
-        return f"{devices} x {name}"
+    if (devices := _cards(card)) is not None:
+        return f"{devices:g} x {card.hardware.get('name')}"
     return f"{card.hardware['cores']} cores, no GPU" if "cores" in card.hardware else ABSENT
+
+
+def _cards(card: RunCard) -> float | None:
+    """How many cards a run had: `devices` are of one machine, and on several there are as many as processes. None without any."""
+    devices, processes = (number(card.hardware, key) for key in ("devices", "processes"))
+    return None if devices is None or card.hardware.get("kind") not in ("cuda", "rocm") else max(devices, processes or 0)
 
 
 def at(tree: Any, *path: str) -> Any:

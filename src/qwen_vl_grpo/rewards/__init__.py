@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,11 @@ RANGES = {
     "segments_reward": (0.0, 1.0),
 }
 """The least and the most that each reward pays, before its weight."""
+
+
+def most(weights: Mapping[str, float]) -> float:
+    """What rewards of known ranges pay together at most, each by its weight."""
+    return sum(max(0.0, RANGES[name][1] * weight) for name, weight in weights.items())
 
 
 def find(reference: str) -> RewardFunction:
