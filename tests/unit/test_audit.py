@@ -208,6 +208,18 @@ def test_the_words_of_charts_and_the_letters_of_physics_are_honest_where_rules_a
     assert suspicion.RULES[name][1](one, ours) is None
 
 
+def test_the_words_of_one_choice_are_one_answer():
+    gold = {"answer": "B", "choices": ["vitamin C", "vitamins A and D", "one or the other"]}
+    seen = suspicion.look(kept.Completions({}, tasks.build(TaskSection(name="visual_reasoning"))))
+    for answer, several in (
+        (gold["choices"][1], False),
+        (gold["choices"][2], False),
+        ("B or C", True),
+        ("vitamin C or vitamins A and D", True),
+    ):
+        assert bool(suspicion.hedges(kept.Kept("", "user: Which?", GOOD.format(answer), {}, 3.0, gold=gold), seen)) is several, answer
+
+
 def test_a_prompt_handed_back_as_reasoning_and_one_text_for_many_prompts_are_found():
     asked = "user: A train leaves at noon and goes sixty miles an hour; how far is it from home at three in the afternoon?"
     one = kept.Kept("", asked, f"<reasoning>\n{asked[6:]}\n</reasoning>\n<answer>\n180\n</answer>", {}, 1.0)

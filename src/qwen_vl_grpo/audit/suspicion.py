@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from qwen_vl_grpo import answers, enhancement, rewards
 from qwen_vl_grpo.audit.kept import Completions, Kept
+from qwen_vl_grpo.quantities import plain
 
 SHOWN = 20
 """Completions on a page at most."""
@@ -77,9 +78,11 @@ def hedges(one: Kept, seen: Seen) -> str | None:
             return f"{count} {what}"
     if "<answer>" not in one.completion:
         return None
-    answer = answers.parts(one.completion)[1]
+    answer, choices = answers.parts(one.completion)[1], one.gold.get("choices") or ()
+    if plain(answer) in map(plain, choices):
+        return None
     letters = {next(filter(None, match)) for match in _LETTERS.findall(answer)}
-    if len(letters) > 1 and one.gold.get("choices"):
+    if len(letters) > 1 and choices:
         return f"the choices {', '.join(sorted(letters))} in one answer"
     return f"its answer is {_short(answer)}" if _EITHER.search(answer) and not _EITHER.search(str(one.gold.get("answer", ""))) else None
 
