@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import gpu_clips, gpu_faults, gpu_plan, gpu_rig
+from benchmarks import gpu_answers, gpu_clips, gpu_faults, gpu_plan, gpu_rig
 from benchmarks.gpu_rig import FOLDER
 from qwen_vl_grpo import hardware, parity, policy
 
@@ -210,6 +210,7 @@ ROWS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "many-7b": ("7b", partial(step, changes=[*HALF, *MANY], rounds=1, each=2, cold=["ours"])),
     "phase-3b": ("3b", partial(phase, changes=MANY)),
     "video-3b": ("3b", gpu_clips.measure),
+    "answers-3b": ("3b", gpu_answers.measure),
     "memory-7b": ("7b", memory),
     "plan-3b": ("3b", gpu_plan.measure),
     "plan-7b": ("7b", gpu_plan.measure),

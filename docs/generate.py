@@ -324,8 +324,22 @@ def with_samples(page: str) -> str:
     return re.sub(marks, filled, (DOCS / page).read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
+def with_answers(page: str) -> str:
+    """A page with what the row answers-3b measured between its marks, or that nobody has run it."""
+    path = DOCS / "gpu_rows/answers-3b.json"
+    lines = ["Not yet measured."]
+    if path.is_file():
+        row = json.loads(path.read_text(encoding="utf-8"))
+        ratios = [f"| {name} | {row['ratios'].get(name, {}).get('ratio', '')} | {least} |" for name, least in row["needed"].items()]
+        ran = row["ratios"].get("eight engines / one engine", {}).get("engines that ran", 0)
+        lines = [f"| ratio, {row['card']}, {row['date']} | measured | at least |", "|---|---|---|", *ratios, ""]
+        lines += [f"Of the eight engines {ran} ran; one that did not counts as their median."]
+    marks = r"(<!-- answers-3b: .*? -->\n).*?(<!-- end of answers-3b -->)"
+    return re.sub(marks, lambda mark: mark[1] + "\n".join(lines) + "\n" + mark[2], page, flags=re.DOTALL)
+
+
 PAGES = {
-    "inference_guide.md": lambda: with_samples("inference_guide.md"),
+    "inference_guide.md": lambda: with_answers(with_samples("inference_guide.md")),
     "model_registry.md": lambda: with_samples("model_registry.md"),
     "configuration.md": configuration,
     "commands.md": commands,

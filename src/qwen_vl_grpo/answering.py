@@ -243,10 +243,12 @@ def _question(run: RunPolicy, item: Item, how: How, context: int) -> Question:
     if item.clips:
         sample = _watching(run, sample, item.clips)
     longest = item.max_new_tokens or how.max_new_tokens or run.config.max_completion_length
-    length = len(loading.prompt_ids(run.processor, sample))
+    temperature = how.temperature if item.temperature is None else item.temperature
+    question = Question(run, sample, longest, temperature, how.top_p)
+    length = len(question.ids)
     if length + longest > context:
         raise DataError(f"prompt and answer need {length + longest} tokens and the context holds {context}; lower --max_new_tokens")
-    return Question(run, sample, longest, how.temperature if item.temperature is None else item.temperature, how.top_p)
+    return question
 
 
 def _watching(run: RunPolicy, sample: Sample, files: Sequence[VideoFile]) -> Sample:

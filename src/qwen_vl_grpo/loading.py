@@ -120,6 +120,11 @@ class Question:
     seed: int | None = None
     """Of the sampler; none takes the run's own, so that one question gets one answer."""
 
+    @cached_property
+    def ids(self) -> list[int]:
+        """The prompt, as `prompt_ids` has it, written once for all that need it."""
+        return prompt_ids(self.run.processor, self.sample)
+
     @property
     def drawn_with(self) -> int:
         return self.run.config.seed if self.seed is None else self.seed

@@ -38,11 +38,13 @@ from qwen_vl_grpo.journal import Journal, Record
 from qwen_vl_grpo.loading import Completion, Question, RunPolicy
 from qwen_vl_grpo.protocol import Asked
 from qwen_vl_grpo.transformers_backend import TransformersBackend
-from qwen_vl_grpo.vllm_backend import IN_FLIGHT, TowerIgnored, VllmBackend
+from qwen_vl_grpo.vllm_backend import TowerIgnored, VllmBackend
 
 log = logging.getLogger("qwen_vl_grpo")
 
 RESULT, ITEMS = "result.json", "items.jsonl"
+TOGETHER = 256
+"""Samples that vLLM is asked before their answers are kept."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def _answer(
     how = pinned["generation"]
     sha = run.sha
     known = {record["item"]: record for record in kept.records if record["sha"] == sha}
-    size = how["batch_size"] if how["backend"] == "transformers" else IN_FLIGHT
+    size = how["batch_size"] if how["backend"] == "transformers" else TOGETHER
     left = [
         (kind, count, range(start, min(start + size, len(samples))))
         for kind, count in _kinds(how)

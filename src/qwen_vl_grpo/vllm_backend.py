@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from qwen_vl_grpo import clip_times, policy, processors
 from qwen_vl_grpo.errors import EngineError, RegistryError
-from qwen_vl_grpo.loading import Completion, Question, RunPolicy, finished, positions, prompt_ids
+from qwen_vl_grpo.loading import Completion, Question, RunPolicy, finished, positions
 from qwen_vl_grpo.processors import vision_token_ids
 from qwen_vl_grpo.rollouts import check_prompts, clips_written, collapse, engine_errors, forbid_vision_tokens, shown
 
@@ -32,8 +32,8 @@ log = logging.getLogger("qwen_vl_grpo")
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as max_lora_rank."""
-IN_FLIGHT = 256
-"""Questions that the engine holds at once; the next picture is opened when one is answered."""
+QUEUED = 64
+"""Questions that wait in the engine beside those it answers at once; the next picture is opened when one is answered."""
 AT_ONCE = 8
 """Adapters in one step of the engine; more are kept on the host and take turns."""
 MOST_TOKENS = 32_768
@@ -58,6 +58,7 @@ class VllmBackend:
         self.context = int(options["max_model_len"])
         clip_times.told()
         self.llm: Any = LLM(**options)
+        self._held = self.llm.llm_engine.vllm_config.scheduler_config.max_num_seqs + QUEUED
 
     def close(self) -> None:
         self.llm.llm_engine.engine_core.shutdown()
@@ -77,7 +78,7 @@ class VllmBackend:
         """Keep the engine full, and give each answer as it is finished; raises EngineError if another prompt was read than ours."""
         engine, left, waiting = self.llm.llm_engine, enumerate(questions), {}
         while True:
-            while len(waiting) < IN_FLIGHT and (entry := next(left, None)):
+            while len(waiting) < self._held and (entry := next(left, None)):
                 number, question = entry
                 asked, ids = request(question)
                 waiting[str(number)] = question, ids
@@ -197,16 +198,19 @@ def lora_options(adapters: Sequence[RunPolicy], on_cpu: bool, mixed: bool = Fals
 def request(question: Question) -> tuple[dict[str, Any], list[int]]:
     """A question as vLLM takes it, one token a picture or clip, and the ids that it must read."""
     processor, sample = question.run.processor, question.sample
-    ids, media = prompt_ids(processor, sample), processors.in_order(sample)
-    short = collapse(ids, vision_token_ids(processor), clips_written(processor, [media])[0])
-    return {"prompt_token_ids": short} | (shown(media) if media else {}), ids
+    media = processors.in_order(sample)
+    short = collapse(question.ids, vision_token_ids(processor), clips_written(processor, [media])[0])
+    return {"prompt_token_ids": short} | (shown(media) if media else {}), question.ids
 
 
 def sampling(question: Question) -> Any:
+    """How vLLM samples an answer, which it tells when it is whole: told at each token, every answer so far is copied at every step."""
     from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
         temperature=question.temperature, top_p=question.top_p, max_tokens=question.max_new_tokens, detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
         stop_token_ids=question.run.ends, seed=question.drawn_with if question.temperature else None,
         **forbid_vision_tokens(question.run.processor, use_vllm=True),
     )  # fmt: skip

@@ -23,9 +23,9 @@ def made(checkpoint, tmp_path, monkeypatch):
     """Two adapters and a full fine-tune of one family, in a registry of their own."""
     monkeypatch.setenv("GRPO_HOME", str(tmp_path / "home"))
 
-    def make(family="qwen2_5_vl"):
+    def make(family="qwen2_5_vl", **changes):
         for seed, (run_id, lora) in enumerate({"text": LORA, "tower": TOWER, "whole": {"enabled": False}}.items()):
-            make_run(tmp_path, run_id, checkpoint(family), seed, lora=lora, vllm_max_model_length=512)
+            make_run(tmp_path, run_id, checkpoint(family), seed, lora=lora, vllm_max_model_length=512, **changes)
         return tmp_path
 
     return make
@@ -57,8 +57,8 @@ ALIKE = ("sha", "asked", "completion", "answer", "well_formed", "finish_reason",
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_all_runs_in_one_engine_answer_as_they_do_under_transformers(made, family, monkeypatch):
-    made(family)
-    monkeypatch.setattr(vllm_backend, "IN_FLIGHT", 5)
+    made(family, engine={"max_num_seqs": 4})
+    monkeypatch.setattr(vllm_backend, "QUEUED", 1)
     engine = told(answering.ask(load("text,tower"), ITEMS, answering.How(backend="vllm")))
     assert len(engine) == 2 * len(ITEMS)
     assert engine == told(answering.ask(load("text,tower"), ITEMS, answering.How(backend="transformers")))
@@ -112,6 +112,19 @@ def completions(started, asked):
     with closing(started) as backend:
         found = {id(question): completion for question, completion in backend.answer(asked)}
     return [found[id(question)] for question in asked]
+
+
+def test_an_answer_is_told_once_and_its_prompt_written_once(made, monkeypatch):
+    made()
+    (run,) = load("text")
+    written, told_by_engine = [], []
+    monkeypatch.setattr(loading, "prompt_ids", lambda *given, plain=loading.prompt_ids: written.append(given) or plain(*given))
+    with closing(vllm_backend.VllmBackend([run], 2)) as backend:
+        engine = backend.llm.llm_engine
+        monkeypatch.setattr(engine, "step", lambda plain=engine.step: told_by_engine.extend(made := plain()) or made)
+        answers = list(answering.answers_of(backend, [run], ITEMS, answering.How()))
+    assert (len(answers), len(written), len(told_by_engine)) == (len(ITEMS),) * 3
+    assert max(record["completion_tokens"] for _, record, _ in answers) > 1
 
 
 def test_a_tower_is_asked_for_pictures_or_clips_and_never_both(made):
