@@ -237,12 +237,13 @@ def main() -> None:
         from demo import digits
 
         digits.write(FOLDER / "digits")
+    path = FOLDER / "rows" / f"{given.row}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     found = measure(size) | {
-        "row": given.row, "date": time.strftime("%Y-%m-%d"), "card": torch.cuda.get_device_name(), "versions": hardware.versions(),
+        "row": given.row, "date": time.strftime("%Y-%m-%d"), "card": hardware.detect().name, "versions": hardware.versions(),
         "wall seconds": round(time.perf_counter() - started),
     }  # fmt: skip
-    path = FOLDER / "rows" / f"{given.row}.json"
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found, indent=1))
 

@@ -26,7 +26,8 @@ if [ ! -w /cache ]; then
 fi
 
 # A user without a line in /etc/passwd has neither a home nor a name, and torch asks for both.
-export HOME="/cache/home-$(id -u)" USER="${USER:-grpo}" LOGNAME="${LOGNAME:-grpo}"
+HOME=/cache/home-$(id -u)
+export HOME USER="${USER:-grpo}" LOGNAME="${LOGNAME:-grpo}"
 mkdir -p "$HOME" 2>/dev/null || export HOME=/tmp
 
 if [ -d /workspace/src/qwen_vl_grpo ]; then

@@ -4,8 +4,10 @@
 #   prebuilt    what --prebuilt starts from           arguments  the build arguments, NAME=VALUE each
 #   oldest      the first vLLM that works there
 # and call make_image.
+# shellcheck shell=bash disable=SC2154 # what those two set
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 wanted=${VLLM_VERSION:-}
+# shellcheck source=containers/versions.env
 . "$here/versions.env"
 VLLM_VERSION=v${wanted:-$VLLM_VERSION}
 VLLM_VERSION=${VLLM_VERSION/#vv/v}

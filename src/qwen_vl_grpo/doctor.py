@@ -62,5 +62,6 @@ def measured(config: RunConfig, machine: Hardware) -> list[Finding]:
 
         found += measuring.everything(machine, checks.nearest(Path(config.output_dir)))
     if machine.accelerated and hardware.vllm_version():
-        found.append(sleep_check.sleep_mode(wanted=footprint.has_engine(config) and config.vllm_enable_sleep_mode))
+        starts = footprint.has_engine(config)
+        found += sleep_check.look(starts, sleeps=starts and config.vllm_enable_sleep_mode)
     return found

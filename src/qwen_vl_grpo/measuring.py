@@ -10,11 +10,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as distributed
+from torch.multiprocessing.spawn import ProcessException
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qwen_vl_grpo.findings import Finding
@@ -28,6 +30,8 @@ LEAST = (0.35, 0.6)
 """Shares of these peaks below which a card is not as it should be: throttled, shared, or with the wrong libraries."""
 SLOW_DISK = 100.0
 """MB/s at which a checkpoint of a 7B model with its optimizer state (90 GB) takes a quarter of an hour."""
+PATIENCE = timedelta(seconds=60)
+"""How long cards may take to find each other and to sum; a link that is down would be waited for ten minutes."""
 ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "memory-efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
 
 
@@ -49,7 +53,7 @@ def guarded(name: str, measure: Callable[[], Finding]) -> Finding:
     """The measurement, or a fault that says how it broke: a card that cannot multiply cannot train."""
     try:
         return measure()
-    except (RuntimeError, OSError) as error:
+    except Exception as error:  # whatever it is: a torch without CUDA raises AssertionError
         return Finding(name, "fail", f"broke: {' '.join(str(error).split())[:200]}", "mend the driver or the libraries, see docs/doctor.md")
 
 
@@ -114,7 +118,10 @@ def attention(device: str, tokens: int) -> Finding:
 def all_reduce(devices: int, backend: str, mib: int) -> Finding:
     """Sum a tensor over so many processes; the bus bandwidth in GB/s as nccl-tests counts it, and whether the sum is right."""
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_summing, (devices, backend, mib, folder), nprocs=devices)  # pyright: ignore
+        try:
+            torch.multiprocessing.spawn(_summing, (devices, backend, mib, folder), nprocs=devices)  # pyright: ignore
+        except ProcessException as error:  # holds the traceback of the first that broke
+            raise RuntimeError(str(error).strip().splitlines()[-1]) from error
         seconds = max(float(path.read_text()) for path in Path(folder).glob("rank-*"))
     rate = 2 * (devices - 1) / devices * mib * 2**20 / seconds / 1e9
     figures = {"bus_gb_per_s": rate, "processes": devices}
@@ -122,9 +129,11 @@ def all_reduce(devices: int, backend: str, mib: int) -> Finding:
 
 
 def _summing(rank: int, devices: int, backend: str, mib: int, folder: str) -> None:
+    os.dup2(2, 1)  # NCCL logs to stdout where NCCL_DEBUG is set, and that is the report's
     device = f"cuda:{rank}" if backend == "nccl" else "cpu"
     with torch.cuda.device(rank) if backend == "nccl" else nullcontext():
-        distributed.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=devices)
+        meet = f"file://{folder}/meet"
+        distributed.init_process_group(backend, init_method=meet, rank=rank, world_size=devices, timeout=PATIENCE)
         numbers = torch.full((mib * 2**18,), float(rank), device=device)
         distributed.all_reduce(numbers)
         if numbers[-1].item() != devices * (devices - 1) / 2:

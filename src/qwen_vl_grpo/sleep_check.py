@@ -1,4 +1,4 @@
-"""Does vLLM's sleep mode give memory back here, how fast, and does the engine answer the same afterwards?
+"""Does vLLM's sleep mode give memory back here, does the engine answer the same afterwards, and does it score as transformers does?
 
 An engine of its own on a small random model, in a process of its own (`python -m qwen_vl_grpo.sleep_check FILE`): a wake-up that
 faults, as was seen on MI300 (vllm#52478), ends that process alone.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from typing import Any
 from qwen_vl_grpo.findings import Finding
 from qwen_vl_grpo.hardware import FREED_SHARE
 
+REMEDY = "set vllm_enable_sleep_mode: false"
 SECONDS = 300
 """How long the process may take."""
 SHARE = 0.3
@@ -31,8 +33,8 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def sleep_mode(wanted: bool) -> Finding:
-    """Run the check in a process of its own; `wanted` says whether the run asks for sleep mode."""
+def look(starts: bool, sleeps: bool) -> list[Finding]:
+    """Run the check in a process of its own; the two say whether the run starts an engine here, and whether that is to sleep."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "qwen_vl_grpo.sleep_check", f"{folder}/slept.json"]
         package = str(Path(__file__).resolve().parents[1])
@@ -40,12 +42,19 @@ def sleep_mode(wanted: bool) -> Finding:
         try:
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
         except subprocess.TimeoutExpired:
-            return Finding("sleep mode", _worst(wanted), f"no answer within {SECONDS} s", "set vllm_enable_sleep_mode: false")
+            return [Finding("sleep mode", _worst(sleeps), f"no answer within {SECONDS} s", REMEDY)]
         written = Path(folder) / "slept.json"
         if done.returncode or not written.is_file():
-            last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), f"exit code {done.returncode}")
-            return Finding("sleep mode", _worst(wanted), f"the engine broke: {last[:200]}", "set vllm_enable_sleep_mode: false")
-        return judge(json.loads(written.read_text()), wanted)
+            return [Finding("sleep mode", _worst(sleeps), f"the engine broke: {broke(done.stderr, done.returncode)}", REMEDY)]
+        told = json.loads(written.read_text())
+        return [judge(told["slept"], sleeps), agree(told["agreement"], starts)]
+
+
+def broke(stderr: str, code: int) -> str:
+    """What ended a process, of all that it said: torch complains of open process groups after the error."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (errors or lines or [f"exit code {code}"])[-1][:200]
 
 
 def judge(slept: dict[str, Any], wanted: bool) -> Finding:
@@ -57,11 +66,20 @@ def judge(slept: dict[str, Any], wanted: bool) -> Finding:
     )
     if changed := [level for level, told in levels.items() if not told["equal"]]:
         found = f"the engine answers differently after level {' and '.join(changed)}: {said}"
-        return Finding("sleep mode", _worst(wanted), found, "set vllm_enable_sleep_mode: false", slept)
+        return Finding("sleep mode", _worst(wanted), found, REMEDY, slept)
     if not any(told["freed_gib"] >= FREED_SHARE * taken > 0 for told in levels.values()):
         remedy = "training keeps the engine awake and plans for that; on ROCm vLLM 0.25.0 or newer frees it"
         return Finding("sleep mode", "warn", f"frees nothing here: {said}", remedy, slept)
     return Finding("sleep mode", "ok", f"{said}; same answers", figures=slept)
+
+
+def agree(told: dict[str, Any], wanted: bool) -> Finding:
+    """What the figures of `differences` mean: an engine that gives other log-probabilities than the trainer samples another policy."""
+    found = f"vLLM and transformers differ by {told['mean']:.2g} on average over {told['tokens']} tokens (bound {told['bound']:.2g})"
+    if told["mean"] <= told["bound"]:  # a nan is in no bound
+        return Finding("log-probabilities", "ok", found, figures=told)
+    remedy = "take the vLLM image of this card, and look for variables that choose kernels (VLLM_ROCM_USE_AITER, VLLM_ATTENTION_BACKEND)"
+    return Finding("log-probabilities", _worst(wanted), found, remedy, told)
 
 
 def measure(llm: Any, reload: Callable[[], None], free_gib: Callable[[], float], before_gib: float) -> dict[str, Any]:
@@ -98,6 +116,26 @@ def answers(llm: Any) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, sampling, use_tqdm=False)]
 
 
+def differences(llm: Any, model: Any) -> dict[str, Any]:
+    """Absolute differences between the log-probabilities that the engine gives to what it samples and those of the model's own forward."""
+    import torch
+    from vllm import SamplingParams
+
+    prompts = [list(range(start, start + 32)) for start in (1, 100)]
+    sampling = SamplingParams(temperature=1.0, seed=0, max_tokens=32, ignore_eos=True, detokenize=False, logprobs=0)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
+    gaps = []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        sampled = output.outputs[0]
+        ids = torch.tensor([[*prompt, *sampled.token_ids]], device=model.device)
+        with torch.no_grad():
+            scores = model(ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+        given = [told[token].logprob for token, told in zip(sampled.token_ids, sampled.logprobs, strict=True)]
+        gaps.append((scores.gather(1, ids[0, len(prompt) :, None])[:, 0].cpu() - torch.tensor(given)).abs())
+    every = torch.cat(gaps)
+    return {"mean": every.mean().item(), "max": every.max().item(), "tokens": len(every)}
+
+
 def write_model(folder: Path) -> Any:
     """A small random Qwen2 without a tokenizer, on disk; returns it in bfloat16."""
     import torch
@@ -132,6 +170,8 @@ def main() -> None:
     """Measure on this machine's card and write the figures into the file that was named."""
     import torch
 
+    from qwen_vl_grpo import parity
+
     def free_gib() -> float:
         torch.cuda.synchronize()
         return torch.cuda.mem_get_info()[0] / 2**30
@@ -140,7 +180,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder))
         llm = engine(Path(folder), enable_sleep_mode=True)
-        Path(sys.argv[1]).write_text(json.dumps(measure(llm, lambda: load(llm, model), free_gib, before)))
+        slept = measure(llm, lambda: load(llm, model), free_gib, before)
+        agreement = differences(llm, model.cuda()) | {"bound": parity.MEAN_BOUND[torch.bfloat16]}
+        Path(sys.argv[1]).write_text(json.dumps({"slept": slept, "agreement": agreement}))
 
 
 if __name__ == "__main__":

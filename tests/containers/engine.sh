@@ -13,6 +13,7 @@ export DEBIAN_FRONTEND=noninteractive
     apt-get install -qq --no-install-recommends runc tini mmdebstrap >/dev/null
 }
 
+# shellcheck disable=SC2016 # apt fills it in
 mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -v security | head -n 1)
 cat >"$apt/sources.list" <<END
 deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg check-valid-until=no] $mirror forky main

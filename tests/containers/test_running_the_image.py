@@ -142,6 +142,15 @@ def test_the_documented_line_runs_as_it_is(docker, image, mounted, kfd):
     assert f"\n{OWNER}\n/dev/pts/0\n" in done.stdout.replace("\r", "")
 
 
+def test_the_projects_files_are_there_for_its_tests(docker, cpu_image):
+    """Those of tests/unit that read folders beside src, as `pytest tests/unit` would in the image."""
+    files = [f"tests/unit/test_{name}.py" for name in ("clusters", "lmms_eval_task", "locks", "shell_scripts", "troubleshooting")]
+    command = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    done = run(docker, "--env=OMP_NUM_THREADS=1", cpu_image, *command, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout
+
+
 def test_a_stopped_training_leaves_its_last_step_within_two_seconds(docker, cpu_image, mounted):
     sys.path.insert(0, str(PROJECT))
     from demo import digits, tiny_qwen

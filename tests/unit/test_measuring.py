@@ -1,6 +1,10 @@
 """Covers the measurements of the doctor on a CPU: the same code that measures a card, and what its figures mean."""
 
 import importlib.util
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -19,11 +23,37 @@ def test_a_cpu_is_measured_with_the_code_that_measures_a_card(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_processes_sum_together_and_the_sum_is_checked():
-    found = measuring.all_reduce(2, "gloo", 4)
-    assert found.verdict == "ok"
-    assert found.figures["bus_gb_per_s"] > 0
-    assert found.figures["processes"] == 2
+def first_rank_breaks(rank, *rest):
+    """In place of the summing, in the processes: the first of them cannot make its tensor."""
+    devices, backend, _, folder = rest
+    measuring._summing(rank, devices, backend, 1 if rank else -1, folder)
+
+
+def test_a_rank_that_breaks_is_a_fault_that_says_what_broke(monkeypatch):
+    monkeypatch.setattr(measuring, "_summing", first_rank_breaks)
+    found = measuring.guarded("all-reduce", lambda: measuring.all_reduce(2, "gloo", 1))
+    assert found.verdict == "fail"
+    assert found.found.startswith("broke: RuntimeError: ")
+    assert "negative dimension" in found.found
+
+
+CHATTER = """\
+import atexit, sys
+if "--multiprocessing-fork" in sys.orig_argv:
+    atexit.register(lambda: print("NCCL INFO", flush=True))
+"""
+SUMMED = "import json; from qwen_vl_grpo import measuring; print(json.dumps(vars(measuring.all_reduce(2, 'gloo', 1))))"
+
+
+def test_processes_sum_together_and_what_they_say_is_not_in_the_report(tmp_path):
+    """A module that every process imports as it starts stands for NCCL, whose log goes to stdout."""
+    (tmp_path / "sitecustomize.py").write_text(CHATTER)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", SUMMED], capture_output=True, text=True, check=True, env=environment)
+    found = json.loads(done.stdout)
+    assert (found["verdict"], found["figures"]["processes"]) == ("ok", 2)
+    assert found["figures"]["bus_gb_per_s"] > 0
+    assert done.stderr.count("NCCL INFO") == 2
 
 
 @pytest.mark.parametrize(
@@ -60,9 +90,20 @@ def test_a_clip_is_written_and_read_again():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, on which the engine starts")
 def test_an_engine_that_does_not_start_is_told_and_ends_its_own_process_alone():
-    found = sleep_check.sleep_mode(wanted=True)
+    (found,) = sleep_check.look(starts=True, sleeps=True)
     assert found.verdict == "fail"
     assert found.found.startswith("the engine broke: ")
+
+
+def test_the_error_is_told_and_not_what_torch_adds_when_it_leaves():
+    said = (
+        "INFO loading\nTraceback (most recent call last):\n  File x\n    raise AssertionError\n"
+        "AssertionError: Expandable segments are not compatible with memory pool.\n"
+        "[rank0]:[W1129] Warning: destroy_process_group() was not called before program exit\n"
+    )
+    assert sleep_check.broke(said, 1) == "AssertionError: Expandable segments are not compatible with memory pool."
+    assert sleep_check.broke("Memory access fault by GPU node-2\n\n", -6) == "Memory access fault by GPU node-2"
+    assert sleep_check.broke("", -9) == "exit code -9"
 
 
 def slept(*, freed=(50.0, 52.0), equal=(True, True)):
@@ -86,3 +127,12 @@ def test_what_a_sleep_did_is_judged(figures, verdict, said):
     found = sleep_check.judge(figures, wanted=True)
     assert found.verdict == verdict
     assert said in found.found
+
+
+@pytest.mark.parametrize(
+    ("mean", "wanted", "verdict"), [(0.004, True, "ok"), (0.2, True, "fail"), (0.2, False, "warn"), (float("nan"), True, "fail")]
+)
+def test_an_engine_that_scores_otherwise_than_transformers_is_a_fault(mean, wanted, verdict):
+    found = sleep_check.agree({"mean": mean, "max": 0.5, "tokens": 64, "bound": 0.1}, wanted)
+    assert found.verdict == verdict
+    assert f"differ by {mean:.2g} on average over 64 tokens (bound 0.1)" in found.found

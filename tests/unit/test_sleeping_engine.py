@@ -19,7 +19,7 @@ class CountingEngine:
             model_executor=SimpleNamespace(driver_worker=SimpleNamespace(model_runner=SimpleNamespace(model=self))),
         )
 
-    def wake_up(self, tags):
+    def wake_up(self, tags=("weights", "kv_cache")):
         self.awake |= set(tags)
 
     def sleep(self, level):
@@ -63,6 +63,27 @@ def test_weights_are_awake_before_they_are_written_and_used(generation, level, s
             generation.sync_weights()
         generation._generate_here([[1]], None, 1, None)
     assert generation.llm.calls == {"load": 2, "generate": 2}
+
+
+SLEEPS = {
+    # free GiB awake, asleep at level 2, asleep at level 1; the level that is chosen, and whether the engine sleeps at all
+    "level 2 frees": ((40, 95, 0), 2, True),
+    "level 1 alone frees": ((40, 41, 90), 1, True),
+    "neither frees": ((40, 41, 42), 0, False),
+}
+
+
+@pytest.mark.parametrize("case", SLEEPS)
+def test_an_engine_whose_sleep_frees_nothing_stays_awake_and_says_so(generation, monkeypatch, caplog, case):
+    free, level, sleeps = SLEEPS[case]
+    told = iter(free)
+    monkeypatch.setattr(rollouts.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(rollouts.torch.cuda, "mem_get_info", lambda: (next(told) * 2**30, 141 * 2**30))
+    generation.memory["before the engine"], generation.sleep_level = 100.0, 0
+    generation._choose_sleep_level()
+    assert (generation.sleep_level, generation.enable_sleep_mode, generation._llm_weights_sleeping) == (level, sleeps, sleeps)
+    assert generation.llm.awake == (set() if sleeps else {"weights", "kv_cache"})
+    assert ("sleep mode frees nothing on this machine, so the engine stays awake" in caplog.text) == (not sleeps)
 
 
 class EngineDeadError(Exception):

@@ -5,7 +5,9 @@ import gc
 import pytest
 import torch
 
-from qwen_vl_grpo import sleep_check
+from qwen_vl_grpo import parity, sleep_check
+
+BOUND = parity.MEAN_BOUND[torch.bfloat16]
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,16 @@ def test_weights_that_come_back_wrong_are_found(small):
         llm.reset_prefix_cache()
 
     found = sleep_check.judge(sleep_check.measure(llm, reload, lambda: 10.0, 20.0), wanted=True)
+    bad = sleep_check.differences(llm, model)
     sleep_check.load(llm, model)
     assert found.verdict == "fail"
     assert "answers differently after level 2" in found.found
+    assert bad["mean"] > BOUND
+    assert sleep_check.agree(bad | {"bound": BOUND}, wanted=True).verdict == "fail"
+
+
+def test_the_engine_scores_what_it_samples_as_transformers_does(small):
+    model, llm = small
+    told = sleep_check.differences(llm, model)
+    assert told["tokens"] == 64
+    assert 0 < told["mean"] <= told["max"] < BOUND
