@@ -136,9 +136,9 @@ def compared(whole: Mapping[int, Any], ends: Ends) -> list[str]:
     return [
         "## What happens when all layers learn",
         "",
-        "The same warmed-up policy, DiT and steps, with all of the language model learning (`python -m demo.shapes_whole`, which learning "
-        "rates are named). The policy's states of the same words are others then, and the frozen DiT was not taught those: it draws even "
-        "the right words wrong.",
+        "The same warmed-up policy, DiT and steps, with all of the language model learning (`python -m demo.shapes_whole`, whose learning "
+        "rates are named). The policy's states of the same words move then, and the frozen DiT was taught the states from before: how "
+        "well it still reads them is what it draws of the right words.",
         "",
         "| seed | what learned, learning rate | the right words | its words, sampled | its words, greedy |",
         "|---|---|---|---|---|",
