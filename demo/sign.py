@@ -76,9 +76,10 @@ def rows_of(run: config.RunConfig, split: str) -> list[dict[str, str]]:
 
 def controls(run: config.RunConfig) -> dict[str, float]:
     """The reward of policies that derive nothing, on the held-out prompts and by the same judge."""
-    from demo.sign_task import sign_reward
+    from demo import sign_task
 
     held_out = rows_of(run, str(run.evaluation.dataset_split))
+    samples = [sign_task.read_row(row, run.data, sign_task.SYSTEM_PROMPT) for row in held_out]
     trained_on = [row["answer"] for row in rows_of(run, "train")]
     draw = random.Random(run.seed)
     signs = {
@@ -87,8 +88,8 @@ def controls(run: config.RunConfig) -> dict[str, float]:
         "the most frequent sign": [max(sorted(set(trained_on)), key=trained_on.count)] * len(held_out),
         "any sign": [draw.choice(sorted(set(trained_on))) for _ in held_out],
     }
-    scores = {name: sign_reward(completions, [row["answer"] for row in held_out]) for name, completions in signs.items()}
-    return {name: round(fmean(score for score in values if score is not None), 4) for name, values in scores.items()}
+    right = {name: map(sign_task.judge, completions, samples) for name, completions in signs.items()}
+    return {name: round(fmean(bool(verdict.correct) for verdict in verdicts), 4) for name, verdicts in right.items()}
 
 
 def show(card: RunCard, ends: dict[str, Any]) -> None:
@@ -112,7 +113,7 @@ def show(card: RunCard, ends: dict[str, Any]) -> None:
 
 def ask(run: config.RunConfig) -> None:
     """Ask for one held-out sign the way a user would, in a new process that knows only the run_id; then paint it and read it."""
-    from demo import sign_painter, sign_task
+    from demo import sign_painter, sign_reader
     from qwen_vl_grpo.interfaces import RenderRequest
 
     row = rows_of(run, "test")[0]
@@ -121,11 +122,13 @@ def ask(run: config.RunConfig) -> None:
     sign = subprocess.run([sys.executable, *command], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     console.print(sign)
     picture = sign_painter.paint(sign_painter.words_of(sign))
-    (outcome,) = sign_task.signs()([RenderRequest(row["answer"], sign, seed=0)]).outcomes
+    if isinstance(picture, Exception):
+        console.print(f"({picture}, and {row['answer']!r} was asked for)")
+        return
     path = Path(run.dataset_name) / "sign.png"
-    if not isinstance(picture, Exception):
-        picture.save(path)
-    console.print(f"({path}: {getattr(outcome, 'reason', outcome)}, and {row['answer']!r} was asked for)")
+    picture.save(path)
+    (said,) = sign_reader.reader().judge([(RenderRequest(row["question"], sign, seed=0, rubric=row["answer"]), picture)])
+    console.print(f"({path}: {getattr(said, 'reason', said)}, and {row['answer']!r} was asked for)")
 
 
 def ends_file(seed: int) -> Path:

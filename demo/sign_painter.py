@@ -6,6 +6,7 @@ It stands where a diffusion model stands in a run of full size (interfaces.Image
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import PIL
 from PIL import Image, ImageDraw, ImageFont
@@ -36,6 +37,11 @@ class SignPainter:
 
     def rest(self) -> None:
         pass
+
+
+def build(section: Any) -> SignPainter:
+    """The renderer as a run's config names it."""
+    return SignPainter()
 
 
 def paint(words: str) -> Image.Image | RenderError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ MARGIN = 4
 
 
 class SignReader:
-    """Scores 1 if the words read are `RenderRequest.original`, in lower case and without spaces at the ends, else 0."""
+    """Scores 1 if the words read are `RenderRequest.rubric`, in lower case and without spaces at the ends, else 0."""
 
     identity = "PP-OCRv4 recogniser of rapidocr-onnxruntime 1.4.4, cut to the words, exact match"
     batch_size = 16
@@ -44,7 +44,7 @@ class SignReader:
             return error
         except Exception as error:  # onnxruntime has no root class for its errors
             return JudgeError(f"the sign for {request.original!r} could not be read ({type(error).__name__}: {error})")
-        return Judgement(float(read == request.original), {"confidence": confidence}, f"it says {read!r}")
+        return Judgement(float(read == request.rubric), {"confidence": confidence}, f"it says {read!r}")
 
     def read(self, image: Image.Image) -> tuple[str, float]:
         """The words on a picture and the model's confidence in them, 0 to 1; ("", 0) for an empty one."""
@@ -82,6 +82,19 @@ class SignReader:
     def _characters(self) -> list[str]:
         """What each output of the model stands for: nothing, the characters in its metadata, and the space."""
         return ["", *self._session.get_modelmeta().custom_metadata_map["character"].splitlines(), " "]
+
+
+@cache
+def reader() -> SignReader:
+    """One for reward and evaluation, which look at the same signs."""
+    return SignReader()
+
+
+def build(section: Any) -> SignReader:
+    """The judge as a run's config names it: a config makes a module of its own of this file, and shares the reader of everyone else."""
+    from demo import sign_reader
+
+    return sign_reader.reader()
 
 
 def as_input(image: Image.Image) -> numpy.ndarray:

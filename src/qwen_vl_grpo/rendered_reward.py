@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from qwen_vl_grpo import answers, placement, policy_states, rendered_parts
@@ -89,9 +90,10 @@ class RenderedReward:
         self, words: Sequence[str], prompts: Sequence[str], columns: Mapping[str, Any], log_metric: Log
     ) -> list[RenderRequest | None]:
         """What is to be drawn, None for a completion without a word."""
+        rubrics = columns.get("rubric") or [""] * len(words)
         return [
-            RenderRequest(prompt, text, seed_of(self._config.seed, prompt), size) if text else None
-            for prompt, text, size in zip(prompts, words, sizes(columns, len(words)), strict=True)
+            RenderRequest(prompt, text, seed_of(self._config.seed, prompt), size, rubric=rubric) if text else None
+            for prompt, text, size, rubric in zip(prompts, words, sizes(columns, len(words)), rubrics, strict=True)
         ]
 
     def _pictures(self, columns: Mapping[str, Any], count: int) -> list[tuple[Source, ...]]:
@@ -148,11 +150,10 @@ class StatesReward(RenderedReward):
                 figures[f"rendered/lost_beyond_{limit}"] = sum(beyond) / len(beyond)
             for name, value in figures.items():
                 log_metric(name, value)
-        rubrics = columns.get("rubric") or [""] * len(words)
         plain = super()._requests(words, prompts, columns, log_metric)
         return [
-            request and RenderRequest(request.original, request.completion, request.seed, request.size, pictures, one.conditioning, rubric)
-            for request, pictures, one, rubric in zip(plain, sources, encoded, rubrics, strict=True)
+            request and replace(request, sources=pictures, conditioning=one.conditioning)
+            for request, pictures, one in zip(plain, sources, encoded, strict=True)
         ]
 
     def _pictures(self, columns: Mapping[str, Any], count: int) -> list[tuple[Source, ...]]:

@@ -2,7 +2,7 @@
 
 import json
 
-SMALL = ("max_steps=2", "warmup.steps=2", "warmup.batch_size=4", "batch_size=16", "data.limit=12", "evaluation.samples=1")
+SMALL = ("max_steps=2", "warmup.steps=40", "warmup.batch_size=8", "batch_size=16", "data.limit=12", "evaluation.samples=1")
 
 
 def test_a_run_of_two_steps_is_scored_by_what_is_read_and_answers_by_its_id(demo, tmp_path):
@@ -10,7 +10,9 @@ def test_a_run_of_two_steps_is_scored_by_what_is_read_and_answers_by_its_id(demo
     assert done.returncode == 0, done.stderr
     card = json.loads((tmp_path / "outputs/demo/sign-demo/run.json").read_text(encoding="utf-8"))
     assert (card["state"], card["metrics"]["after"]["greedy"]["rows"]) == ("finished", 12)
-    assert card["metrics"]["after"]["greedy"]["rewards"]["sign_reward"] == card["metrics"]["after"]["greedy"]["correct"]
+    greedy = card["metrics"]["after"]["greedy"]
+    assert greedy["rewards"]["rendered_reward"] == greedy["correct"]
+    assert greedy["format"] > 0
     ends = json.loads((tmp_path / "outputs/demo/sign-s0.json").read_text(encoding="utf-8"))
     assert ends["controls"]["the prompt, copied"] == 0.0
     assert 0 < ends["controls"]["the most frequent sign"] < 0.2

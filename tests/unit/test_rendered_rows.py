@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import rendered_page, rendered_rows
 from benchmarks.phases import LEARN, Phases
+from qwen_vl_grpo import config
 
 
 @pytest.fixture
@@ -69,4 +70,5 @@ def test_no_step_is_begun_when_the_time_is_up():
 
 @pytest.mark.parametrize(("cards", "renderer", "judge"), [(1, "auto", "auto"), (2, "cuda:1", "cuda:1"), (8, "cuda:1", "cuda:2")])
 def test_the_parts_take_as_many_cards_as_there_are(cards, renderer, judge):
-    assert f"renderer: {renderer}, judge: {judge}" in rendered_rows.layout(cards)
+    placed = config.load("configs/prompt_enhancement.yaml", [f"placement={rendered_rows.layout(cards)}"]).placement
+    assert placed is not None and (placed.renderer, placed.judge) == (renderer, judge)

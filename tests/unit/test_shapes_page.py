@@ -40,7 +40,9 @@ def test_the_page_shows_what_was_measured():
         assert f"{drawn['the right words'][moment]['right']:.3f} (" in page
     assert "| 600 | 150 |" in page and "7 steps of 16 completions at a learning rate of 0.5" in page
     assert f"| 2 | all layers, 0.25 | {whole['the right words']['right']:.3f} (" in page
-    assert "that was not measured here" in shapes_page.written(card, ends, {})
+    assert "measured for seed 2 and the learning rates above alone" in page and "Not that a DiT can follow" not in page
+    unmeasured = shapes_page.written(card, ends, {})
+    assert "that was not measured here" in unmeasured and "Not that a DiT can follow" in unmeasured
 
 
 def test_the_sheet_has_each_picture_beside_its_prompt(tmp_path):

@@ -19,7 +19,7 @@ def reader():
 
 
 def request(asked: str, words: str) -> RenderRequest:
-    return RenderRequest(asked, words, seed=0)
+    return RenderRequest("the sign that was asked for", words, seed=0, rubric=asked)
 
 
 def test_every_sign_that_can_be_asked_for_is_read_as_it_was_painted(reader):
