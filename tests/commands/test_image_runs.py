@@ -1,5 +1,7 @@
 """Covers text to image as a command: a run with a judge behind HTTP, a judge that breaks on the way, a key that is missing or kept."""
 
+import json
+
 import pytest
 
 from demo import images, knowledge_rows, tiny_qwen_image
@@ -41,6 +43,25 @@ def test_a_run_is_judged_over_http_and_the_key_is_nowhere(workshop, drawn, own_k
     assert (workshop.run_dir("painted") / "gallery.jsonl") in files and (workshop.folder / "judgements.sqlite") in files
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
     assert KEY not in done.stdout + done.stderr
+
+
+def test_a_drawn_run_and_its_base_are_evaluated_by_the_judge_and_kept(workshop, drawn, own_key):
+    with JudgeServer(images.answer) as server:
+        done = workshop.train("painted-again", **judge(drawn, server) | {"seed": 2})
+        assert done.returncode == 0, done.stderr
+        asked = len(server.asked)
+        command = ("evaluate", "painted-again", "--limit", "4", "--samples", "1", "--json")
+        first = workshop.grpo(*command, "--against", "base")
+        assert first.returncode == 0, first.stderr
+        told, asked_now = json.loads(first.stdout), len(server.asked)
+        assert asked_now > asked
+        again = workshop.grpo(*command)
+        assert again.returncode == 0 and len(server.asked) == asked_now
+    assert told["tuned"]["protocol"]["generation"]["backend"] == "transformers"
+    assert [told[who]["scores"]["greedy"]["n"] for who in ("base", "tuned")] == [4, 4]
+    assert 0 < told["tuned"]["scores"]["greedy"]["rewards"]["rendered_reward"] <= 1
+    assert json.loads(again.stdout)["scores"] == told["tuned"]["scores"]
+    assert KEY not in first.stdout + first.stderr
 
 
 def test_a_judge_that_breaks_on_the_way_ends_the_run_and_no_score_is_made_up(workshop, drawn, refused):

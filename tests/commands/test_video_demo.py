@@ -22,3 +22,9 @@ def test_a_run_of_two_steps_is_scored_with_and_without_time_and_written_down(dem
     page = demo("demo.motion_page")
     assert page.returncode == 0, page.stderr
     assert (tmp_path / "docs/video_demo.md").read_text(encoding="utf-8").count("\n| ") == 9
+    evaluated = demo("qwen_vl_grpo", "evaluate", "video-demo", "--backend", "transformers", "--json")
+    assert evaluated.returncode == 0, evaluated.stderr
+    told = json.loads(evaluated.stdout)
+    assert told["protocol"]["preprocessing"]["video"]["frames"] == 8
+    after = card["metrics"]["after"]["greedy"]
+    assert {key: told["scores"]["greedy"][key] for key in after} == after
