@@ -33,14 +33,17 @@ CONFIG = {
     "rewards": [{"function": "faulty.py:brevity"}], "tracking": {"report_to": "none"},
 }  # fmt: skip
 FAULTY = '''\
-import os, pathlib, signal, time
+import os, pathlib, resource, signal, time
 
 def brevity(completions, trainer_state=None, **_):
-    """Shorter is better; dies with -9 once, or waits, where a file says so."""
+    """Shorter is better; dies with -9 once, can write no more, or waits, where a file says so."""
     at = f"{os.environ.get('RANK', '0')}-at-{trainer_state.global_step + 1}" if trainer_state else ""
     if os.path.exists(f"kill-{at}"):
         os.remove(f"kill-{at}")
         os.kill(os.getpid(), signal.SIGKILL)
+    if os.path.exists(f"full-{at}"):
+        os.remove(f"full-{at}")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # as little as a random state needs is too much
     while os.path.exists(f"hold-{at}"):
         pathlib.Path(f"held-{at}").touch()
         time.sleep(0.02)
@@ -169,6 +172,18 @@ def kill_accelerate(bench: Bench) -> tuple[bool, str]:
     return took < 20 and code != 0, f"all gone after {took:.1f} s, exit code {code}, {said(bench, 'kill-accelerate')}"
 
 
+def full_disk(bench: Bench) -> tuple[bool, str]:
+    (bench.folder / "full-1-at-3").touch()
+    code, took, card = bench.launch("full-disk").wait(), bench.gone(5), bench.card("full-disk")
+    kept, reason = card["checkpoint"], card["attempts"][-1]["reason"]
+    resumed = bench.resumed("full-disk")
+    named = "rank 1: " in reason and "the checkpoint of step 3 cannot be written" in reason
+    return (
+        code == 1 and took < 5 and kept == "checkpoint-2" and named and resumed,
+        f"exit code {code}, kept {kept}, {reason}, resumed {resumed}",
+    )
+
+
 def monitor(bench: Bench) -> tuple[bool, str]:
     (bench.folder / "kill-1-at-3").touch()
     code, card = bench.launch("monitor", "--monitor", "2").wait(), bench.card("monitor")
@@ -213,6 +228,7 @@ ROWS: dict[str, Callable[[Bench], tuple[bool, str]]] = {
     "kill-launcher": kill_launcher,
     "stuck": kill_launcher_of_a_stuck_rank,
     "kill-accelerate": kill_accelerate,
+    "full-disk": full_disk,
     "monitor": monitor,
     "hopeless": monitor_gives_up,
     "stop-SIGINT": stop(signal.SIGINT),
