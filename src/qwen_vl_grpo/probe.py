@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
-from qwen_vl_grpo import answering, dataset, evaluation, loading, policy, solve_rates, splits, subjects, tasks
+from qwen_vl_grpo import answering, dataset, evaluation, policy, scoring, solve_rates, splits, subjects, tasks
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.interfaces import RewardFunction, Sample, Task
 from qwen_vl_grpo.journal import Journal
-from qwen_vl_grpo.loading import Completion, Question, RunPolicy
+from qwen_vl_grpo.loading import Completion, Question
 from qwen_vl_grpo.solve_rates import Record
-from qwen_vl_grpo.transformers_backend import TransformersBackend
-from qwen_vl_grpo.vllm_backend import VllmBackend
 
 log = logging.getLogger("qwen_vl_grpo")
 
@@ -65,9 +62,8 @@ def _asked(
 ) -> Iterator[Record]:
     """A record for each sample, as soon as its completions are there."""
     run = subjects.find(solve_rates.policy_of(config), config)
-    with closing(_start(run, samples.values(), answering.choose_backend(backend), config.evaluation.batch_size)) as started:
-        if run.has_adapter:
-            started.check(run, loading.canary(run))
+    chosen = answering.choose_backend(backend)
+    with scoring.started(run, chosen, config.evaluation.batch_size, samples.values()) as (loaded, run):
         first = Question(run, next(iter(samples.values())), config.max_completion_length, config.temperature)
         places: dict[int, str] = {}
 
@@ -79,17 +75,11 @@ def _asked(
                     yield question
 
         drawn: dict[str, list[Completion]] = defaultdict(list)
-        for question, completion in started.answer(questions()):
+        for question, completion in loaded.answer(questions()):
             key = places.pop(id(question))
             drawn[key].append(completion)
             if len(drawn[key]) == count:
                 yield {"row": key} | judged(samples[key], drawn.pop(key), run.processor, task, weighted)
-
-
-def _start(run: RunPolicy, samples: Iterable[Sample], name: str, batch_size: int) -> Any:
-    if name == "transformers":
-        return TransformersBackend([run], batch_size)
-    return VllmBackend([run], *(max(map(len, shown)) for shown in zip(*((s.images, s.videos) for s in samples), strict=True)))
 
 
 def judged(

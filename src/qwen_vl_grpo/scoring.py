@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +131,7 @@ def _answer(
     ]
     if not left:
         return known
-    with _started(run, how, samples) as (backend, asked_run):
+    with started(run, how["backend"], how["batch_size"], samples) as (backend, asked_run):
         for function in functions:
             if hold := getattr(function, "hold", None):
                 hold(backend.model, asked_run.processor)
@@ -169,23 +169,23 @@ def _completions(
 
 
 @contextmanager
-def _started(run: RunPolicy, how: Mapping[str, Any], samples: Sequence[Sample]) -> Iterator[tuple[Any, RunPolicy]]:
+def started(run: RunPolicy, backend: str, batch_size: int, samples: Iterable[Sample]) -> Iterator[tuple[Any, RunPolicy]]:
     """The policy loaded, its adapter seen to work; from a merged copy where vLLM leaves out what it learned in the tower."""
 
     def start(policy_: RunPolicy) -> Any:
-        if how["backend"] == "transformers":
-            return TransformersBackend([policy_], how["batch_size"])
+        if backend == "transformers":
+            return TransformersBackend([policy_], batch_size)
         images, clips = (max(len(shown) for shown in shows) for shows in zip(*((one.images, one.videos) for one in samples), strict=True))
         return VllmBackend([policy_], images, clips)
 
     try:
-        with closing(start(run)) as backend:
+        with closing(start(run)) as loaded:
             if run.has_adapter:
-                backend.check(run, loading.canary(run))
-            yield backend, run
+                loaded.check(run, loading.canary(run))
+            yield loaded, run
     except TowerIgnored:
-        with exporting.merged(run) as copy, closing(start(copy)) as backend:
-            yield backend, copy
+        with exporting.merged(run) as copy, closing(start(copy)) as loaded:
+            yield loaded, copy
 
 
 def _counted(completion: Completion) -> Record:

@@ -5,18 +5,35 @@ import json
 import pytest
 import yaml
 
-from qwen_vl_grpo import cli, scoring
+from qwen_vl_grpo import cli, scoring, vllm_backend
 from tests.made_runs import make_run
 
 
 @pytest.fixture
-def run(config_of, checkpoint, tmp_path, monkeypatch):
+def made(config_of, checkpoint, tmp_path, monkeypatch):
     """A run with an adapter that changes what is said, over the lane's eight questions with pictures."""
     monkeypatch.setenv("GRPO_HOME", str(tmp_path / "home"))
     own = config_of().model_dump(mode="json", exclude_unset=True)
     kept = {key: own[key] for key in ("dataset_name", "dataset_split", "data", "engine", "vllm_max_model_length", "max_completion_length")}
-    make_run(tmp_path, "tuned", checkpoint("qwen2_5_vl"), 0, lora={"enabled": True, "r": 4}, **kept)
-    return "tuned"
+
+    def make(run_id, **lora):
+        make_run(tmp_path, run_id, checkpoint("qwen2_5_vl"), 0, lora={"enabled": True, "r": 4} | lora, **kept)
+        return run_id
+
+    return make
+
+
+@pytest.fixture
+def run(made):
+    return made("tuned")
+
+
+@pytest.fixture
+def asked(config_of, tmp_path):
+    """The config of a probe."""
+    path = tmp_path / "probe.yaml"
+    path.write_text(yaml.safe_dump(config_of().model_dump(mode="json", exclude_unset=True)), encoding="utf-8")
+    return str(path)
 
 
 @pytest.fixture
@@ -58,8 +75,17 @@ def test_an_evaluation_in_the_engine_is_not_asked_twice(run, told_by, monkeypatc
     assert told_by("evaluate", run, "--backend", "vllm", "--samples", "1")["scores"] == first["scores"]
 
 
-def test_a_probe_of_a_run_asks_its_adapter_in_the_engine(run, told_by, config_of, tmp_path):
-    config = tmp_path / "probe.yaml"
-    config.write_text(yaml.safe_dump(config_of().model_dump(mode="json", exclude_unset=True)), encoding="utf-8")
-    rows = told_by("probe", run, "--config", str(config), "--k", "2", "--backend", "vllm")["rows"]
+def test_a_probe_of_a_run_asks_its_adapter_in_the_engine(run, told_by, asked):
+    rows = told_by("probe", run, "--config", asked, "--k", "2", "--backend", "vllm")["rows"]
     assert len(rows) == 8 and all(len(row["correct"]) == len(row["tokens"]) == 2 for row in rows)
+
+
+def test_a_tower_that_the_engine_leaves_out_is_asked_from_a_merged_copy(made, told_by, asked, tmp_path, monkeypatch):
+    published = vllm_backend.lora_options
+    monkeypatch.setattr(
+        vllm_backend, "lora_options", lambda *given: {k: v for k, v in published(*given).items() if k != "enable_tower_connector_lora"}
+    )
+    tower = made("tower", r=12, vision=True)
+    engine, plain = (told_by("evaluate", tower, "--backend", name, "--samples", "0") for name in ("vllm", "transformers"))
+    assert answers(tmp_path, engine) == answers(tmp_path, plain)
+    assert len(told_by("probe", tower, "--config", asked, "--k", "2", "--backend", "vllm")["rows"]) == 8
