@@ -19,6 +19,8 @@ KEPT = 16
 """Questions a run keeps answers to."""
 LONGEST_SIDE = 512
 """Pixels of a kept picture's longest side: enough to read a chart, and not a copy of the data."""
+ASKED, SMALL = 1000, 320
+"""Pictures that training asks about and that are kept, and pixels of their longest side: to recognise one, in some 15 MB of disk."""
 TELLING = ("answer", "choices", "precision", "unit", "question_type", "answer_type", "original_prompt")
 """Columns by which a completion can be judged again, years later and by another rule."""
 
@@ -70,6 +72,15 @@ def read_lines(path: Path, **kinds: Any) -> tuple[list[dict[str, Any]], int]:
         except (ValueError, KeyError, TypeError):
             continue
     return items, len(lines) - len(items)
+
+
+def keep_asked(run_dir: Path, row: Mapping[str, Any], kept: dict[str, str]) -> list[str]:
+    """Keep small copies of a row's pictures, each once, while `kept`, their names by picture id, holds fewer than ASKED; returns names."""
+    ids = row.get("picture_ids") or ()
+    for key, image in zip(ids, row.get("images") or (), strict=False):  # the ids of clips come after those of pictures
+        if key not in kept and len(kept) < ASKED:
+            kept[key] = keep_picture(run_dir, image, SMALL)
+    return [kept[key] for key in ids if key in kept]
 
 
 def keep_picture(folder: Path, image: Any, side: int = LONGEST_SIDE) -> str:

@@ -54,6 +54,8 @@ class VisionGRPOTrainer(GRPOTrainer):
         self._clip_of = clip_of
         super().__init__(*arguments, **named)
         self._table_images: list[Any] = []
+        self._kept: dict[str, str] = {}
+        """The files that pictures of the tables are kept in, by picture id."""
         self._given: list[dict[str, Any]] = []
         """The rows of a generation as they are in the data set."""
         self._once: dict[bool, OncePreprocessed] = {}
@@ -96,6 +98,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         """
         with ranks.awaited(f"the rewards of step {self.state.global_step + 1}"):
             rewards = super()._calculate_rewards(self._given, prompts, completions, completion_ids_list)
+        left = max(0, TABLE_ROWS - len(prompts) * self.accelerator.process_index) if self.log_completions else 0
         if self.model.training:  # type: ignore[union-attr]
             size: Any = self.num_generations
             if self._gate_noise(rewards, size):
@@ -105,8 +108,10 @@ class VisionGRPOTrainer(GRPOTrainer):
             for name, value in told.items():
                 self._metrics["train"][name].append(value)
             if self.log_completions:
+                folder = Path(self.args.output_dir)  # type: ignore[arg-type]
+                names = [gallery.keep_asked(folder, row, self._kept) for row in self._given[:left]]
                 self._log_completion_extra("gold", [json.dumps(gallery.telling(row)) for row in self._given])
-        left = max(0, TABLE_ROWS - len(prompts) * self.accelerator.process_index) if self.log_completions else 0
+                self._log_completion_extra("pictures", [json.dumps(shown) for shown in names + [[]] * (len(prompts) - len(names))])
         self._table_images = ranks.joined([row.get("images") or [] for row in self._given[:left]])
         prompts[:] = [processors.as_text(prompt) for prompt in prompts]
         completions[:] = [processors.as_text(completion) for completion in completions]

@@ -104,6 +104,8 @@ def test_a_sync_brings_every_completion_with_its_picture(service, workshop, trac
         rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
         kept = pandas.read_parquet(workshop.run_dir(tracked) / f"completions/completions_{rows[0]['step']:05}.parquet")
         assert [row["completion"] for row in rows] == kept["completion"].tolist()
+        for name in {name for names in kept["pictures"] for name in json.loads(names)} or {"no picture is named"}:
+            assert (workshop.run_dir(tracked) / name).is_file()
         for row in rows:
             assert service.files[f"artifacts/{number}/{row['image'][0]['path']}"].startswith(b"\x89PNG")
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 
 import pandas
 import pytest
@@ -37,6 +38,7 @@ def keep(tmp_path):
             scores = {name: rewards.find(name)(completions=texts, answer=[gold] * SIZE) for name, _ in task.rewards}
             prompt = f"system: Reason.\nuser: [picture]{question.format(step)}"
             rows = {"step": step, "prompt": [prompt] * SIZE, "completion": texts, **scores, "gold": json.dumps({"answer": gold})}
+            rows |= {"pictures": json.dumps([gallery.keep_picture(folder, Image.new("RGB", (30, 20), (0, step, 0)))])}
             if tables:
                 pandas.DataFrame(rows | {"advantage": 0.0}).to_parquet(folder / f"completions/completions_{step:05}.parquet")
             means = {f"rewards/{name}/mean": sum(values) / SIZE for name, values in scores.items()}
@@ -132,6 +134,17 @@ def test_the_page_lies_in_the_runs_folder_and_holds_what_stands_out(keep):
     assert page.count('<svg class="chart"') == page.count('<svg class="bars"') == 5
 
 
+def test_a_suspicious_completion_of_training_stands_beside_the_picture_that_it_was_asked_about(keep):
+    folder = keep("sly", hacking)
+    found = gathered(folder)
+    names = {name for one in found.suspects for name in one.one.sources}
+    assert len(names) > 1 and all(one.one.sources for one in found.suspects)
+    (folder / names.pop()).unlink()
+    page = audit("sly")[0].read_text(encoding="utf-8")
+    shown = set(re.findall('data:image/png;base64,[^"]*', page))
+    assert len(shown) == len(names)
+
+
 def test_what_a_run_did_not_keep_is_said_and_not_drawn(keep):
     folder = keep("bare", honest, tables=False)
     (folder / "answers.jsonl").write_text("{")
@@ -150,11 +163,11 @@ def test_what_a_run_did_not_keep_is_said_and_not_drawn(keep):
 def test_a_table_that_is_broken_or_from_before_gold_answers_is_passed_over_or_read_as_far_as_it_goes(keep):
     folder = keep("old", honest)
     for file in sorted((folder / "completions").iterdir()):
-        pandas.read_parquet(file).drop(columns="gold").to_parquet(file)
+        pandas.read_parquet(file).drop(columns=["gold", "pictures"]).to_parquet(file)
     file.write_bytes(b"PAR1")
     found = kept.read(registry.read(folder), folder)
     assert len(found.rows) == (STEPS - 1) * SIZE
-    assert [note.split()[0] for note in found.notes] == ["1", "Its"]
+    assert [note.split()[0] for note in found.notes] == ["1", "Its", "Its"]
     assert figures.beside_others(found) == []
 
 

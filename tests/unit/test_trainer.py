@@ -1,5 +1,6 @@
 """Covers VisionGRPOTrainer on real tiny models: what TRL's own trainer fails on, and the tables of completions."""
 
+import json
 from types import SimpleNamespace
 
 import datasets
@@ -9,7 +10,7 @@ import torch
 from PIL import Image
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo import assembly, policy, processors, tasks
+from qwen_vl_grpo import assembly, gallery, policy, processors, tasks
 from qwen_vl_grpo import trainer as trainer_module
 from qwen_vl_grpo.errors import HardwareError, PolicyError
 from qwen_vl_grpo.hardware import Hardware
@@ -142,6 +143,24 @@ def test_a_table_holds_text_no_more_rows_than_promised_and_each_score_beside_its
         for text, gold in zip(table["prompt"], table["gold"], strict=True):
             number = int(text.split("Question ")[1][0])
             assert (text.count("[picture]"), gold) == (pictures[number], f'{{"answer": "{number}"}}')
+
+
+def test_pictures_that_training_asks_about_are_kept_small_and_once(trainer_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(gallery, "ASKED", 3)
+    asked = rows(1, 0, 2, 1)
+    asked = asked.add_column(
+        "picture_ids", [[f"{number}-{place}" for place in range(len(row["images"]))] for number, row in enumerate(asked)]
+    )
+    trainer = trainer_of("qwen2_5_vl", asked, max_steps=2, tracking={"report_to": "none", "log_completions": True})
+    trainer.train()
+    names = {}
+    for step in (1, 2):
+        table = pandas.read_parquet(tmp_path / f"completions/completions_{step:05}.parquet")
+        for text, shown in zip(table["prompt"], table["pictures"], strict=True):
+            names.setdefault(int(text.split("Question ")[1][0]), set()).add(shown)
+    kept = {number: json.loads(shown) for number, (shown,) in names.items()}
+    assert kept[1] == [] and len(kept) > 2 and sum(map(len, kept.values())) == 3
+    assert all((tmp_path / name).is_file() for shown in kept.values() for name in shown)
 
 
 def test_the_pictures_of_a_table_stand_beside_their_prompts(trainer_of):

@@ -20,7 +20,7 @@ from qwen_vl_grpo.sections import TaskSection
 
 TABLES = 500
 """Tables that are read at most, evenly spread: those of 500 steps are 8,000 completions."""
-OTHERS = ("step", "prompt", "completion", "gold", "advantage", "images")
+OTHERS = ("step", "prompt", "completion", "gold", "pictures", "advantage", "images")
 """Columns of a table that are neither a reward nor a value of the judge."""
 
 
@@ -111,10 +111,11 @@ def _read_tables(folder: Path, found: Completions, size: int | None) -> None:
     shown = files if len(files) <= TABLES else [files[place * (len(files) - 1) // (TABLES - 1)] for place in range(TABLES)]
     if len(shown) < len(files):
         found.notes.append(f"Of its {len(files)} tables of completions {TABLES} were read, evenly spread.")
-    broken = 0
+    broken, seen = 0, False
     for file in shown:
         try:
             rows = pyarrow.parquet.read_table(file).to_pylist()
+            seen = seen or any("pictures" in row for row in rows)
             found.rows += [
                 _row(row, place // (size or len(rows)), found) for place, row in enumerate(rows) if isinstance(row.get("completion"), str)
             ]
@@ -124,14 +125,16 @@ def _read_tables(folder: Path, found: Completions, size: int | None) -> None:
         found.notes.append(f"{broken} tables of completions could not be read.")
     if found.rows and not any(one.gold for one in found.rows):
         found.notes.append("Its tables hold no gold answers (runs from before they were kept), so their completions are not judged again.")
+    if found.rows and not seen:
+        found.notes.append("Its tables name no pictures that training asked about (runs from before they were kept).")
 
 
 def _row(row: Mapping[str, Any], group: int, found: Completions) -> Kept:
     numbers = {name: value for name, value in row.items() if name not in OTHERS and isinstance(value, float) and math.isfinite(value)}
     scores = {name: numbers.pop(name) for name in found.weights if name in numbers}
     total = sum(value * found.weights[name] for name, value in scores.items()) if scores else None
-    gold = json.loads(row.get("gold") or "{}")
-    return Kept(f"step {row['step']}", str(row["prompt"]), row["completion"], scores, total, row["step"], group, numbers, gold)
+    gold, names = json.loads(row.get("gold") or "{}"), tuple(json.loads(row.get("pictures") or "[]"))
+    return Kept(f"step {row['step']}", str(row["prompt"]), row["completion"], scores, total, row["step"], group, numbers, gold, names)
 
 
 def _read_gallery(folder: Path, found: Completions) -> None:
