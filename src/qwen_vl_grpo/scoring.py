@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,7 +169,7 @@ def _completions(
 
 
 @contextmanager
-def started(run: RunPolicy, backend: str, batch_size: int, samples: Iterable[Sample]) -> Iterator[tuple[Any, RunPolicy]]:
+def started(run: RunPolicy, backend: str, batch_size: int, samples: Collection[Sample]) -> Iterator[tuple[Any, RunPolicy]]:
     """The policy loaded, its adapter seen to work; from a merged copy where vLLM leaves out what it learned in the tower."""
 
     def start(policy_: RunPolicy) -> Any:

@@ -23,7 +23,7 @@ vllm = pytest.importorskip("vllm", reason="the engine lane runs in an environmen
 import plain_weights  # noqa: F401 - before anything builds an engine
 
 from demo import tiny_qwen
-from qwen_vl_grpo import assembly, dataset, hardware
+from qwen_vl_grpo import assembly, dataset, hardware, vllm_backend
 from qwen_vl_grpo import config as configs
 from qwen_vl_grpo.ledger import Ledger
 
@@ -104,3 +104,12 @@ def trainer_of(config_of, tmp_path):
         vars(trainer.vllm_generation).pop("llm", None)  # a server's trainer has none
     made.clear()
     gc.collect()
+
+
+@pytest.fixture
+def without_tower_lora(monkeypatch):
+    """vLLM as it is for a model whose tower takes no adapters."""
+    published = vllm_backend.lora_options
+    monkeypatch.setattr(
+        vllm_backend, "lora_options", lambda *given: {k: v for k, v in published(*given).items() if k != "enable_tower_connector_lora"}
+    )

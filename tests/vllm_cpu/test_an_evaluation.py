@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from qwen_vl_grpo import cli, scoring, vllm_backend
+from qwen_vl_grpo import cli, scoring
 from tests.made_runs import make_run
 
 
@@ -80,11 +80,7 @@ def test_a_probe_of_a_run_asks_its_adapter_in_the_engine(run, told_by, asked):
     assert len(rows) == 8 and all(len(row["correct"]) == len(row["tokens"]) == 2 for row in rows)
 
 
-def test_a_tower_that_the_engine_leaves_out_is_asked_from_a_merged_copy(made, told_by, asked, tmp_path, monkeypatch):
-    published = vllm_backend.lora_options
-    monkeypatch.setattr(
-        vllm_backend, "lora_options", lambda *given: {k: v for k, v in published(*given).items() if k != "enable_tower_connector_lora"}
-    )
+def test_a_tower_that_the_engine_leaves_out_is_asked_from_a_merged_copy(made, told_by, asked, tmp_path, without_tower_lora):
     tower = made("tower", r=12, vision=True)
     engine, plain = (told_by("evaluate", tower, "--backend", name, "--samples", "0") for name in ("vllm", "transformers"))
     assert answers(tmp_path, engine) == answers(tmp_path, plain)

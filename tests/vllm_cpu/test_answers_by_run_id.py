@@ -153,18 +153,9 @@ def test_a_rank_that_vllm_does_not_hold_is_refused(made, checkpoint):
         next(answering.ask(load("wide"), ITEMS, answering.How(backend="vllm")))
 
 
-def without_tower_lora(monkeypatch):
-    """vLLM as it is for a model whose tower takes no adapters."""
-    published = vllm_backend.lora_options
-    monkeypatch.setattr(
-        vllm_backend, "lora_options", lambda *given: {k: v for k, v in published(*given).items() if k != "enable_tower_connector_lora"}
-    )
-
-
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
-def test_a_tower_that_vllm_leaves_out_answers_from_a_merged_copy(made, family, monkeypatch, caplog):
+def test_a_tower_that_vllm_leaves_out_answers_from_a_merged_copy(made, family, without_tower_lora, caplog):
     made(family)
-    without_tower_lora(monkeypatch)
     caplog.set_level("INFO")
     loads = []
     engine = told(answering.ask(load("text,tower"), ITEMS, answering.How(backend="vllm"), loaded=loads.append))
@@ -175,9 +166,8 @@ def test_a_tower_that_vllm_leaves_out_answers_from_a_merged_copy(made, family, m
     assert len(loads) == 3
 
 
-def test_a_tower_that_can_be_neither_asked_nor_merged_stops_before_its_first_answer(made, monkeypatch):
+def test_a_tower_that_can_be_neither_asked_nor_merged_stops_before_its_first_answer(made, without_tower_lora, monkeypatch):
     made()
-    without_tower_lora(monkeypatch)
     monkeypatch.setattr(exporting, "BOUNDS", {"float32": 0.0})
     with pytest.raises(RegistryError, match=r"run_id tower: no merged copy could be made \(.*\); use --backend transformers"):
         next(answering.ask(load("tower"), ITEMS, answering.How(backend="vllm")))
