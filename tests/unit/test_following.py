@@ -14,11 +14,15 @@ from qwen_vl_grpo import following
 PROJECT = Path(__file__).resolve().parents[2]
 RANK = """\
 import os, signal, time
-from qwen_vl_grpo import cli, launched
+from pathlib import Path
+from qwen_vl_grpo import cli, following, launched
 
 def main():
     print("rank", os.environ["RANK"], "is here", flush=True)
     if os.environ["RANK"] == os.environ.get("DIES"):
+        shown = following.log_of(Path(os.environ[following.LOGS]), 0)
+        while not shown.is_file() or "is here" not in shown.read_text():  # the other would be stopped before it has said so
+            time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(600)
 
