@@ -7,6 +7,8 @@ which its loss is 0 on pictures: the middle column of docs/rollouts.md.
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +31,19 @@ from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.ledger import Ledger
 from qwen_vl_grpo.trainer import VisionGRPOTrainer
 
-FOLDER = Path("outputs/gpu")
+FOLDER, SMOKE = Path("outputs/gpu"), "configs/gpu/smoke.yaml"
+
+
+def made(size: str, vocabulary: str) -> None:
+    """Make the model of random weights and the data, where they are not there yet."""
+    if not (FOLDER / f"{size}-random/config.json").exists():
+        script = Path(__file__).with_name("random_checkpoint.py")
+        command = [sys.executable, script, size, FOLDER / f"{size}-random", "--vocabulary", vocabulary, "--device", "cuda"]
+        subprocess.run(command, check=True)
+    if not (FOLDER / "digits/train.jsonl").exists():
+        from demo import digits
+
+        digits.write(FOLDER / "digits")
 
 
 def prepare(size: str, changes: Sequence[str]) -> tuple[RunConfig, assembly.Prepared]:
@@ -40,12 +54,16 @@ def prepare(size: str, changes: Sequence[str]) -> tuple[RunConfig, assembly.Prep
 
 def settings(size: str, changes: Sequence[str]) -> RunConfig:
     """The GPU smoke's config for a model of this size, answers of one forced length, nothing saved or scored."""
-    fixed = [
+    return configs.load(SMOKE, [*fixed(size), *changes])
+
+
+def fixed(size: str) -> list[str]:
+    """What is changed in the GPU smoke's config for that."""
+    return [
         f"model_name={FOLDER}/{size}-random", "evaluation.dataset_split=null", "parity_every=null", "vllm_max_model_length=4096",
         "max_completion_length=512", "max_steps=100", "trl.generation_kwargs={ignore_eos: true}", "trl.lr_scheduler_type=constant",
         f"run_id=rows-{size}",
     ]  # fmt: skip
-    return configs.load("configs/gpu/smoke.yaml", [*fixed, *changes])
 
 
 def ours(config: RunConfig, prepared: assembly.Prepared, run_dir: Path = FOLDER / "rows") -> VisionGRPOTrainer:

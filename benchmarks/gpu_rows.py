@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -229,14 +228,8 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("qwen_vl_grpo").setLevel(logging.INFO)
     size, measure = ROWS[given.row]
-    if size and not (FOLDER / f"{size}-random/config.json").exists():
-        script = Path(__file__).with_name("random_checkpoint.py")
-        command = [sys.executable, script, size, FOLDER / f"{size}-random", "--vocabulary", given.vocabulary, "--device", "cuda"]
-        subprocess.run(command, check=True)
-    if size and not (FOLDER / "digits/train.jsonl").exists():
-        from demo import digits
-
-        digits.write(FOLDER / "digits")
+    if size:
+        gpu_rig.made(size, given.vocabulary)
     path = FOLDER / "rows" / f"{given.row}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()

@@ -338,7 +338,34 @@ def with_answers(page: str) -> str:
     return re.sub(marks, lambda mark: mark[1] + "\n".join(lines) + "\n" + mark[2], page, flags=re.DOTALL)
 
 
+def with_scaling(page: str) -> str:
+    """A page with what benchmarks/gpu_scaling.py measured between its marks, or that nobody has run it."""
+    rows = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((DOCS / "gpu_rows/scaling").glob("*.json"))}
+    lines = ["Not yet measured."]
+    if rows:
+        lines = [f"| arm | {' | '.join(SCALING)} |", "|---" * (len(SCALING) + 1) + "|"]
+    for name, row in rows.items():
+        alone = rows["lora-single-1"]["seconds a step, median"] if "lora-single-1" in rows and name.startswith("lora-") else None
+        apart = [value for key, value in row["parity"][-1].items() if key.startswith("parity/pictures_") and key[-1].isdigit()]
+        seconds = row["seconds a step, median"]
+        cells = [
+            row["model"], row["cards"], row["completions a card and step"] * row["cards"], f"{seconds:.2f}",
+            f"{alone / seconds:.2f}" if alone else "", row["allocated by torch at most, GiB"],
+            ", ".join(f"{value:.3f}" for value in apart or [row["parity"][-1]["parity/pictures"]]),
+            f"{row['card']}, {row['date']}",
+        ]  # fmt: skip
+        lines.append(f"| {name.rpartition('-')[0]} | {' | '.join(map(str, cells))} |")
+    marks = r"(<!-- scaling: .*? -->\n).*?(<!-- end of scaling -->)"
+    return re.sub(marks, lambda mark: mark[1] + "\n".join(lines) + "\n" + mark[2], page, flags=re.DOTALL)
+
+
+SCALING = (
+    "model", "cards", "completions a step", "seconds a step", "efficiency", "GiB a card", "log-probabilities apart, card by card",
+    "measured on",
+)  # fmt: skip
+
 PAGES = {
+    "scaling.md": lambda: with_scaling((DOCS / "scaling.md").read_text(encoding="utf-8")),
     "inference_guide.md": lambda: with_answers(with_samples("inference_guide.md")),
     "model_registry.md": lambda: with_samples("model_registry.md"),
     "configuration.md": configuration,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from qwen_vl_grpo import policy, processors
+from qwen_vl_grpo import policy, processors, ranks
 from qwen_vl_grpo.errors import RolloutError
 from qwen_vl_grpo.interfaces import Sample
 from qwen_vl_grpo.pictures import OncePreprocessed
@@ -41,18 +41,21 @@ class Agreement:
 
 
 def check(trainer: VisionGRPOTrainer, samples: Sequence[Sample], when: str) -> dict[str, float]:
-    """Measure pictures and text, and raise RolloutError with the likely cause if either is out of bounds."""
+    """Measure pictures and text, and raise RolloutError with the likely cause if either is out of bounds.
+
+    Each process of a run has an engine and weights of its own to be wrong, so all are measured, and the worst decides for all.
+    """
     dtype = policy.dtype_of(trainer.model)
     engine = trainer.vllm_generation
     assert isinstance(engine, FaithfulGeneration)
     engine.sync_weights()
     if engine.samples_here:
         check_seed(engine, policy.encode(trainer.processing_class, [silent(samples[0])])["input_ids"][0].tolist(), when)
-    text = measure(trainer, [silent(sample) for sample in samples])
-    pictures = measure(trainer, samples)
+    everyone = ranks.gathered((measure(trainer, [silent(sample) for sample in samples]), measure(trainer, samples)))
+    text, pictures = (max(found, key=lambda one: one.mean) for found in zip(*everyone, strict=True))
     log.info(
-        "parity %s: log-probabilities differ by %.2g on pictures (p99 %.2g), %.2g on text, over %d tokens; prompts equal",
-        when, pictures.mean, pictures.p99, text.mean, pictures.tokens,
+        "parity %s: log-probabilities differ by %.2g on pictures (p99 %.2g), %.2g on text, over %d tokens%s; prompts equal",
+        when, pictures.mean, pictures.p99, text.mean, pictures.tokens, f", the worst of {len(everyone)} processes" if everyone[1:] else "",
     )  # fmt: skip
     if text.mean > MEAN_BOUND[dtype]:
         raise RolloutError(
@@ -65,7 +68,8 @@ def check(trainer: VisionGRPOTrainer, samples: Sequence[Sample], when: str) -> d
             f"parity {when}: log-probabilities differ by {pictures.mean:.2g} on pictures (bound {allowed:.2g}) and by {text.mean:.2g} on "
             "text; the engine sees other pictures than the policy: look at the picture tokens, the pixel limits and old picture embeddings"
         )
-    return {"parity/pictures": pictures.mean, "parity/pictures_p99": pictures.p99, "parity/text": text.mean}
+    told = {"parity/pictures": pictures.mean, "parity/pictures_p99": pictures.p99, "parity/text": text.mean}
+    return told | {f"parity/pictures_{rank}": own.mean for rank, (_, own) in enumerate(everyone) if everyone[1:]}
 
 
 def check_seed(engine: FaithfulGeneration, prompt: list[int], when: str) -> None:
