@@ -79,6 +79,6 @@ def visible(trainer: Any, samples: list[Any], kept: list[tuple[torch.Tensor, tor
     for (weight, _), there in zip(kept, moved_to, strict=True):
         weight.data.copy_(there)
     shift = (after - before_scores).abs().mean().item()
-    if shift <= parity.MEAN_BOUND[policy.dtype_of(trainer.model)]:
+    if shift <= parity.MEAN_BOUND[parity.computed_in(trainer)]:
         raise RolloutError(f"doctor: the move shifts log-probabilities by {shift:.2g} only, which parity cannot see; nothing was proven")
     return shift

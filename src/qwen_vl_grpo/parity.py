@@ -25,7 +25,7 @@ log = logging.getLogger("qwen_vl_grpo")
 
 ROWS, TOKENS, SEEDED = 8, 64, 4
 MEAN_BOUND = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.05}
-"""Mean absolute log-probability difference allowed, by the dtype of the policy (measured: docs/rollouts.md)."""
+"""Mean absolute log-probability difference allowed, by what the policy computes in (measured: docs/rollouts.md)."""
 PICTURES_TO_TEXT = 2.0
 FLOOR = {torch.float32: 2e-5, torch.bfloat16: 0.02, torch.float16: 0.01}
 """What pictures may always differ by, or two tiny numbers would fail by their ratio."""
@@ -45,7 +45,7 @@ def check(trainer: VisionGRPOTrainer, samples: Sequence[Sample], when: str) -> d
 
     Each process of a run has an engine and weights of its own to be wrong, so all are measured, and the worst decides for all.
     """
-    dtype = policy.dtype_of(trainer.model)
+    dtype = computed_in(trainer)
     engine = trainer.vllm_generation
     assert isinstance(engine, FaithfulGeneration)
     engine.sync_weights()
@@ -70,6 +70,12 @@ def check(trainer: VisionGRPOTrainer, samples: Sequence[Sample], when: str) -> d
         )
     told = {"parity/pictures": pictures.mean, "parity/pictures_p99": pictures.p99, "parity/text": text.mean}
     return told | {f"parity/pictures_{rank}": own.mean for rank, (_, own) in enumerate(everyone) if everyone[1:]}
+
+
+def computed_in(trainer: VisionGRPOTrainer) -> torch.dtype:
+    """What the policy's forward pass rounds to: under mixed precision not what its weights are kept in (FSDP2 keeps float32)."""
+    mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return mixed.get(trainer.accelerator.mixed_precision) or policy.dtype_of(trainer.model)
 
 
 def check_seed(engine: FaithfulGeneration, prompt: list[int], when: str) -> None:

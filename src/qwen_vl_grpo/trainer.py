@@ -213,6 +213,14 @@ class VisionGRPOTrainer(GRPOTrainer):
             checkpoints.prune(run_dir, self._checkpoint_limit, self.state.global_step, best and best[0])
         self.accelerator.wait_for_everyone()
 
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Keep a whole policy in the dtype that it was read in: what FSDP2 gathers is float32 (accelerate 1.15), twice the disk."""
+        model: Any = self.accelerator.unwrap_model(self.model)
+        if state_dict is not None and not isinstance(model, PeftModel):
+            kept = model.config.dtype
+            state_dict = {name: weight.to(kept) if weight.is_floating_point() else weight for name, weight in state_dict.items()}
+        super()._save(output_dir, state_dict)
+
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self._order: Any = super()._get_train_sampler(dataset)
         return self._order

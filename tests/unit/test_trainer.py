@@ -8,9 +8,10 @@ import pandas
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo import assembly, gallery, policy, processors, tasks
+from qwen_vl_grpo import assembly, gallery, parity, policy, processors, tasks
 from qwen_vl_grpo import trainer as trainer_module
 from qwen_vl_grpo.errors import HardwareError, PolicyError
 from qwen_vl_grpo.hardware import Hardware
@@ -304,3 +305,17 @@ def test_a_step_moves_the_parts_that_learn_and_no_other(trainer_of, family, lora
     moved = {name for name, weight in trainer.model.named_parameters() if not torch.equal(weight, before[name])}
     assert {policy.part(name) for name in moved} == {"merger"}
     assert any("deepstack" in name for name in moved) == (family == "qwen3_vl")
+
+
+def test_weights_gathered_in_float32_are_kept_in_the_dtype_that_the_policy_was_read_in(trainer_of, tmp_path):
+    trainer = trainer_of("qwen2_5_vl", rows(1))
+    trainer.model.config.dtype = torch.bfloat16
+    trainer._save(str(tmp_path / "kept"), {name: weight.float() for name, weight in trainer.model.state_dict().items()})
+    assert {weight.dtype for weight in load_file(tmp_path / "kept/model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_parity_is_held_to_what_is_computed_in_and_not_to_what_weights_are_kept_in(trainer_of, monkeypatch):
+    trainer = trainer_of("qwen2_5_vl", rows(1))
+    assert parity.computed_in(trainer) is torch.float32
+    monkeypatch.setattr(type(trainer.accelerator), "mixed_precision", "bf16")
+    assert parity.computed_in(trainer) is torch.bfloat16
