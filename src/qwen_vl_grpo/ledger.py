@@ -100,6 +100,16 @@ class Ledger(TrainerCallback):
         self.file.close()
 
 
+class Beginning(TrainerCallback):
+    """Do something once the trainer has put the model where it trains, before the first step."""
+
+    def __init__(self, act: Callable[[], None]):
+        self.act = act
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.act()
+
+
 class Every(TrainerCallback):
     """Measure something every so many steps, the last one aside, and log it beside the step's own metrics."""
 

@@ -40,7 +40,7 @@ from qwen_vl_grpo.config import RunConfig, arithmetic
 from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.identity import digest
 from qwen_vl_grpo.interfaces import Generate, RunCard, Sample
-from qwen_vl_grpo.ledger import Every, Ledger
+from qwen_vl_grpo.ledger import Beginning, Every, Ledger
 from qwen_vl_grpo.peaks import Peaks
 from qwen_vl_grpo.plan_figures import CHECKPOINT
 from qwen_vl_grpo.rescue import Rescue, Terminated, in_one_sentence
@@ -135,19 +135,28 @@ def _train_and_score(
         keep = partial(gallery.keep, config.run_dir, moment, task) if kept and hardware.is_main_process() else None
         return evaluation.evaluate(samples, task, functions, generate, config.evaluation.samples, temperature, keep, moment)
 
-    if held_out:
-        if "before" not in metrics:
-            metrics["before"] = scores(held_out, "before", kept=True)
-            registry.write(card, config.run_dir)
-        log.info("before: %s", _line(metrics["before"]))
-        if config.evaluation.every:
-            some = held_out[: config.evaluation.every_limit]
-            trainer.add_callback(Every(config.evaluation.every, trainer, lambda step: evaluation.flat(scores(some, f"step {step}"))))
-    if config.use_vllm:
-        checked = [dataset.to_sample(row) for row in prepared.rows.select(range(min(parity.ROWS, len(prepared.rows))))]
-        metrics["parity"] = parity.check(trainer, checked, "before the first step" if checkpoint is None else "before the run goes on")
-        if config.parity_every:
-            trainer.add_callback(Every(config.parity_every, trainer, lambda step: parity.check(trainer, checked, f"after step {step}")))
+    checked = (
+        [dataset.to_sample(row) for row in prepared.rows.select(range(min(parity.ROWS, len(prepared.rows))))] if config.use_vllm else []
+    )
+
+    def before() -> None:
+        if held_out:
+            if "before" not in metrics:
+                metrics["before"] = scores(held_out, "before", kept=True)
+                registry.write(card, config.run_dir)
+            log.info("before: %s", _line(metrics["before"]))
+        if checked:
+            metrics["parity"] = parity.check(trainer, checked, "before the first step" if checkpoint is None else "before the run goes on")
+
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:  # whose weights reach the cards as training begins, and not before
+        trainer.add_callback(Beginning(before))
+    else:
+        before()
+    if held_out and config.evaluation.every:
+        some = held_out[: config.evaluation.every_limit]
+        trainer.add_callback(Every(config.evaluation.every, trainer, lambda step: evaluation.flat(scores(some, f"step {step}"))))
+    if checked and config.parity_every:
+        trainer.add_callback(Every(config.parity_every, trainer, lambda step: parity.check(trainer, checked, f"after step {step}")))
     started = time.perf_counter()
     if checkpoint is not None and checkpoints.step_of(checkpoint) == config.max_steps:
         trainer.at_the_end_of(checkpoint)
