@@ -93,7 +93,7 @@ made_already() {
 
 fetch_vllm() {
     if [ ! -d "$clone" ]; then
-        rm -rf "$clone.part"
+        $dry_run || rm -rf "$clone.part" # of a clone that was interrupted
         run git clone --quiet --depth 1 --branch "$VLLM_VERSION" https://github.com/vllm-project/vllm.git "$clone.part" ||
             refuse "vLLM could not be cloned; git's message stands above"
         run mv "$clone.part" "$clone"
@@ -138,8 +138,9 @@ make_image() {
     else
         echo "Pulls $prebuilt: tens of GB (an estimate, not measured)." >&2
         run docker pull "$prebuilt"
-        printf 'FROM %s\nENTRYPOINT []\n' "$prebuilt" |
-            run docker buildx build --load --label "qwen-vl-grpo.stage1=$recipe" --tag "$image:$VLLM_VERSION" -
+        local from=$'FROM '$prebuilt$'\nENTRYPOINT []'
+        $dry_run && printf 'echo %q | ' "$from"
+        echo "$from" | run docker buildx build --load --label "qwen-vl-grpo.stage1=$recipe" --tag "$image:$VLLM_VERSION" -
     fi
     if [ -n "$push" ]; then
         run docker tag "$image:$VLLM_VERSION" "$push:$VLLM_VERSION"

@@ -40,7 +40,7 @@ def quick(config: RunConfig, machine: Hardware, root: Path = ROOT) -> list[Findi
 
 def machine_only(machine: Hardware, root: Path = ROOT) -> list[Finding]:
     """The checks that need no config; nothing where there is no accelerator."""
-    seen = [environment.visibility(machine)]
+    seen = [(machine.accelerated and absent(machine, root)) or environment.visibility(machine)]
     if machine.accelerated:
         seen += [torch_build(machine), driver(machine, root), access(root), shared_memory(machine, root)]
     return seen
@@ -65,13 +65,24 @@ def gpu(config: RunConfig, machine: Hardware, root: Path = ROOT) -> Finding:
 def unseen(root: Path = ROOT) -> tuple[str, str] | None:
     """Why a card that the machine has is not seen, and what to do; None where it has none."""
     nvidia, amd = list(root.glob("dev/nvidia[0-9]*")), list(root.glob("dev/dri/renderD*"))
-    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        if os.environ.get(variable) == "" and (nvidia or (root / "dev/kfd").exists()):
-            return f"{variable} is set to nothing, which hides every GPU", f"unset {variable}"
+    if (variable := hardware.hiding_variable()) and (nvidia or (root / "dev/kfd").exists()):
+        return f"{variable} is set to {os.environ[variable] or 'nothing'}, which hides every GPU", f"unset {variable}"
     if (root / "proc/driver/nvidia/version").exists() and not nvidia:
         return "an NVIDIA driver runs here and no GPU is visible", "add --gpus all to docker run"
     if (root / "sys/module/amdgpu").exists() and not ((root / "dev/kfd").exists() and amd):
         return "an AMD driver runs here and no GPU is visible", "add --device=/dev/kfd --device=/dev/dri to docker run"
+    return None
+
+
+def absent(machine: Hardware, root: Path = ROOT) -> Finding | None:
+    """A variable that names a card by a number that this machine does not have: from there on the driver shows none, without a word."""
+    vendors, nodes = (("CUDA",), "dev/nvidia[0-9]*") if machine.kind == "cuda" else (("HIP", "CUDA"), "dev/dri/renderD*")
+    cards = len(list(root.glob(nodes)))
+    for variable in (f"{vendor}_VISIBLE_DEVICES" for vendor in vendors):
+        numbers = [int(part) for part in os.environ.get(variable, "").split(",") if part.strip().isdigit()]
+        if cards and max(numbers, default=0) >= cards:
+            found = f"{variable}={os.environ[variable]} names card {max(numbers)} and this machine has {cards}, counted from 0"
+            return Finding("visible cards", "fail", found, f"set {variable} to cards that are here, or unset it")
     return None
 
 

@@ -58,11 +58,12 @@ def visibility(machine: Hardware, environ: MutableMapping[str, str] = os.environ
             named = " and ".join(f"{name}_VISIBLE_DEVICES" for name in others)
             return Finding("visible cards", "warn", f"{named} says nothing to an NVIDIA card", f"unset {named}, use CUDA_VISIBLE_DEVICES")
     if hip and cuda and hip != cuda:
+        fighting = "CUDA_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES" if rocr else "CUDA_VISIBLE_DEVICES"
         return Finding(
             "visible cards",
             "fail",
             f"HIP_VISIBLE_DEVICES={hip} and CUDA_VISIBLE_DEVICES={cuda} name different cards, and vLLM refuses that",
-            "unset CUDA_VISIBLE_DEVICES on an AMD card, HIP_VISIBLE_DEVICES on an NVIDIA card",
+            f"unset {fighting} on an AMD card, HIP_VISIBLE_DEVICES on an NVIDIA card",
         )
     if machine.kind != "cuda" and rocr and (hip or cuda):
         upper = "HIP_VISIBLE_DEVICES" if hip else "CUDA_VISIBLE_DEVICES"

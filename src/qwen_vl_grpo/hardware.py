@@ -48,7 +48,7 @@ class Hardware:
 def detect(root: Path = Path("/")) -> Hardware:
     """Look for device nodes and drivers under `root`; a few milliseconds, no torch."""
     cores = os.cpu_count() or 1
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == "" or os.environ.get("HIP_VISIBLE_DEVICES") == ""
+    hidden = hiding_variable()
     if not hidden and (nodes := list(root.glob("dev/nvidia[0-9]*"))):
         return Hardware("cuda", _visible(len(nodes), "CUDA_VISIBLE_DEVICES"), _nvidia_name(), cores)
     if not hidden and (root / "dev/kfd").exists() and (nodes := list(root.glob("dev/dri/renderD*"))):
@@ -57,6 +57,14 @@ def detect(root: Path = Path("/")) -> Hardware:
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         return Hardware("mps", 1, "Apple GPU", cores)
     return Hardware("cpu", 0, platform.processor() or platform.machine(), cores)
+
+
+def hiding_variable() -> str:
+    """The variable that hides every card, if one does: set to nothing, or to -1 first, where the list ends."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        if os.environ.get(variable, "all").split(",")[0].strip() in ("", "-1"):
+            return variable
+    return ""
 
 
 def require(config: RunConfig, machine: Hardware) -> None:
@@ -173,7 +181,6 @@ def versions() -> dict[str, str]:
         "accelerate",
         "datasets",
         "diffusers",
-        "vllm",
         "huggingface_hub",
         "wandb",
     )
@@ -183,6 +190,8 @@ def versions() -> dict[str, str]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
+    if built := _vllm():
+        found["vllm"] = built.version
     return found
 
 
@@ -255,6 +264,8 @@ def _vllm() -> metadata.Distribution | None:
     try:
         return metadata.distribution("vllm")
     except metadata.PackageNotFoundError:
+        if importlib.util.find_spec("vllm") is None:
+            return None
         names = metadata.packages_distributions().get("vllm")  # slow: reads every package's list of files
         return metadata.distribution(names[0]) if names else None
 

@@ -30,7 +30,9 @@ case "$*" in
     info) [ -z "$FAKE_DOWN" ] ;;
     "buildx version") [ -z "$FAKE_NO_BUILDX" ] ;;
     "image inspect"*) cat "$MADE" 2>/dev/null ;;
-    *--label*) printf '%s\\n' "$@" | sed -n 's/^qwen-vl-grpo.stage1=//p' > "$MADE" ;;
+    *--label*)
+        printf '%s\\n' "$@" | sed -n 's/^qwen-vl-grpo.stage1=//p' > "$MADE"
+        [ "${*: -1}" != - ] || cat >> "$CALLS" ;;
 esac
 """
 DF = "#!/bin/bash\nprintf 'Avail\\n%s000000\\n' \"${FAKE_FREE_GB:-500}\"\n"
@@ -68,7 +70,10 @@ def upstream(archive, tmp_path_factory):
 
 @pytest.fixture
 def stage1(tmp_path, request):
-    """stage1("rocm", "--jobs", "4", FAKE_ARCH="arm64"): the finished script; its calls of docker are in stage1.calls."""
+    """stage1("rocm", "--jobs", "4", FAKE_ARCH="arm64"): the finished script; its calls of docker are in stage1.calls.
+
+    stage1("line", "…") runs a line of a person's own beside the same docker.
+    """
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, text in (("docker", RECORDER), ("df", DF)):
@@ -82,10 +87,8 @@ def stage1(tmp_path, request):
         if upstream is not None:
             url = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.file://{upstream}.insteadOf"}
             changes |= url | {"GIT_CONFIG_VALUE_0": "https://github.com/vllm-project/vllm.git"}
-        script = PROJECT / SCRIPTS[kind]
-        done = subprocess.run(
-            ["bash", script, *arguments], cwd=tmp_path, env=environment | changes, capture_output=True, text=True, check=False
-        )
+        command = ["-c", *arguments] if kind == "line" else [PROJECT / SCRIPTS[kind], *arguments]
+        done = subprocess.run(["bash", *command], cwd=tmp_path, env=environment | changes, capture_output=True, text=True, check=False)
         calls = tmp_path / "calls"
         run.calls = calls.read_text().splitlines() if calls.exists() else []
         return done
@@ -152,18 +155,50 @@ def test_vllms_own_dockerfile_knows_every_argument_and_nothing_is_built_twice(st
     assert sum(call.startswith("buildx build --load --file") for call in stage1.calls) == 1
 
 
-def test_an_argument_that_vllm_renamed_is_named(stage1, upstream, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("rocm", ("ARG NIC_BACKEND", "ARG NETWORK_BACKEND"), "docker/Dockerfile.rocm of vLLM v0.25.1 has no ARG NIC_BACKEND"),
+        ("rocm", ("AS final", "AS finished"), "docker/Dockerfile.rocm of vLLM v0.25.1 has no stage final"),
+        ("cuda", ("AS vllm-openai\n", "AS vllm-server\n"), "docker/Dockerfile of vLLM v0.25.1 has no stage vllm-openai"),
+        ("cuda", None, "vLLM v0.25.1 has no docker/Dockerfile; this script knows the layout of v0.22.0 to v0.31.0"),
+    ],
+)
+def test_what_vllm_renamed_is_named_before_anything_is_built(stage1, upstream, tmp_path, kind, change, said):
     changed = tmp_path / "changed"
     subprocess.run(["git", "clone", "-q", upstream, changed], check=True)
-    file = changed / "docker/Dockerfile.rocm"
-    file.write_text(file.read_text().replace("ARG NIC_BACKEND", "ARG NETWORK_BACKEND"))
+    file = changed / ("docker/Dockerfile.rocm" if kind == "rocm" else "docker/Dockerfile")
+    before = file.read_text()
+    file.write_text(before.replace(*change)) if change else file.unlink()
     subprocess.run(["git", "-C", changed, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "renamed"], check=True)
     subprocess.run(["git", "-C", changed, "tag", "-f", "v0.25.1"], check=True, capture_output=True)
-    done = stage1("rocm", upstream=changed)
+    done = stage1(kind, upstream=changed)
+    last = done.stderr.splitlines()[-1]
+    assert (done.returncode, last) == (1, f"{SCRIPTS[kind]}: {said}" + ("; look there for its new name" if change else ""))
+    assert built(stage1) == []
+
+
+def built(stage1):
+    return [call for call in stage1.calls if call.startswith("buildx build")]
+
+
+def test_a_clone_that_was_interrupted_is_made_again_and_one_that_is_whole_is_kept(stage1, upstream):
+    part = stage1.home / ".cache/qwen-vl-grpo/vllm-v0.25.1.part"
+    (part / ".git").mkdir(parents=True)
+    assert stage1("cuda", "--dry_run").returncode == 0
+    assert part.exists(), "a dry run removes nothing"
+    done = stage1("cuda", upstream=upstream)
+    assert (done.returncode, part.exists(), len(built(stage1))) == (0, False, 1), done.stderr
+    (stage1.home / "made").unlink()  # the build was interrupted, not the clone
+    done = stage1("cuda", upstream="/nowhere")
+    assert (done.returncode, len(built(stage1))) == (0, 2), done.stderr
+
+
+def test_a_vllm_that_cannot_be_cloned_is_told_and_nothing_is_built(stage1):
+    done = stage1("cuda", upstream="/nowhere")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        "build_vllm_mi300x.sh: docker/Dockerfile.rocm of vLLM v0.25.1 has no ARG NIC_BACKEND; look there for its new name"
-    )
+    assert done.stderr.splitlines()[-1] == "build_cuda.sh: vLLM could not be cloned; git's message stands above"
+    assert built(stage1) == []
 
 
 def test_a_clone_that_was_changed_is_not_built_from(stage1, upstream):
@@ -175,11 +210,37 @@ def test_a_clone_that_was_changed_is_not_built_from(stage1, upstream):
     assert (done.returncode, f"{clone} is not a clean clone of v0.25.1" in done.stderr) == (1, True)
 
 
-def test_the_published_image_is_a_base_too(stage1):
-    done = stage1("cuda", "--prebuilt")
+@pytest.mark.parametrize(("kind", "image", "published"), [("rocm", "vllm-mi300x", "-rocm"), ("cuda", "vllm-cuda", "")])
+def test_the_published_image_is_a_base_too_and_needs_neither_git_nor_the_disk_of_a_build(stage1, kind, image, published):
+    done = stage1(kind, "--prebuilt", FAKE_FREE_GB="20")
     assert done.returncode == 0, done.stderr
-    assert "pull vllm/vllm-openai:v0.25.1" in stage1.calls
-    assert "--tag vllm-cuda:v0.25.1 -" in stage1.calls[-1]
+    name = f"vllm/vllm-openai{published}:v0.25.1"
+    pulled, build, *dockerfile = stage1.calls[-4:]
+    assert (pulled, dockerfile) == (f"pull {name}", [f"FROM {name}", "ENTRYPOINT []"])
+    assert build == f"buildx build --load --label qwen-vl-grpo.stage1={name} --tag {image}:v0.25.1 -"
+    assert "is there already" in stage1(kind, "--prebuilt").stdout
+
+
+def test_what_is_there_already_is_still_pushed(stage1):
+    stage1("rocm", "--prebuilt")
+    done = stage1("rocm", "--prebuilt", "--push", "ghcr.io/somebody/vllm")
+    assert done.returncode == 0, done.stderr
+    assert stage1.calls[-2:] == ["tag vllm-mi300x:v0.25.1 ghcr.io/somebody/vllm:v0.25.1", "push ghcr.io/somebody/vllm:v0.25.1"]
+    assert len(built(stage1)) == 1
+
+
+@pytest.mark.parametrize("arguments", [["--prebuilt"], ["--jobs", "8"]])
+def test_the_lines_of_a_dry_run_do_what_a_run_does(stage1, upstream, arguments):
+    arguments = [*arguments, "--push", "ghcr.io/somebody/vllm"]
+    lines = stage1("cuda", "--dry_run", *arguments).stdout
+    done = stage1("line", f"set -euo pipefail\n{lines}", upstream=upstream)
+    assert done.returncode == 0, done.stderr
+    by_hand = stage1.calls
+    for name in ("calls", "made"):
+        (stage1.home / name).unlink()
+    stage1("cuda", *arguments, upstream=upstream)
+    assert stage1.calls[-len(by_hand) :] == by_hand
+    assert len(by_hand) == (6 if "--prebuilt" in arguments else 3)
 
 
 @pytest.mark.parametrize("kind", ["rocm", "cuda"])

