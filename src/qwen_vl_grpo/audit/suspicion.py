@@ -131,7 +131,8 @@ def repeats(one: Kept, seen: Seen) -> str | None:
 
 def odd_characters(one: Kept, seen: Seen) -> str | None:
     """Letters of two alphabets in one word, and characters that nobody sees; Greek ones count if they look like Latin ones (not in μm)."""
-    hidden = [letter for letter in _JOINED.sub("", one.completion) if unicodedata.category(letter) in ("Cf", "Cc", "Co") and letter not in "\n\t\r"]
+    alone = _JOINED.sub("", one.completion)
+    hidden = [letter for letter in alone if unicodedata.category(letter) in ("Cf", "Cc", "Co") and letter not in "\n\t\r"]
     if hidden:
         return f"{len(hidden)} characters that nobody sees, the first U+{ord(hidden[0]):04X}"
     for word in () if one.completion.isascii() else re.findall(r"[^\W\d_]{2,}", one.completion):
