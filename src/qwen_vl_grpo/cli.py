@@ -199,7 +199,7 @@ def _train_group(run: Any, count: int, resume: bool, debug: bool) -> None:
 
 
 def _tells_of_a_stop(code: int) -> bool:
-    """Whether a run was stopped, and it is for this process to say so: of several ranks for the main one, or for `grpo launch`."""
+    """Whether a run was stopped, and it is for this process to say so: of several ranks for the main one, or for what started it."""
     from qwen_vl_grpo import attempts, following, hardware
 
     return code - 128 in attempts.STOPS and hardware.is_main_process() and following.LAUNCHER not in os.environ

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from qwen_vl_grpo.cli_flags import AsJson, Backend, Debug, heed, load, show_log
+from qwen_vl_grpo.errors import ConfigError
+from qwen_vl_grpo.run_id import BASE
 
 
 class Form(StrEnum):
@@ -44,6 +46,7 @@ def evaluate(
     """Score a run or a model on held-out rows under one pinned protocol, perhaps against another; what was answered before is kept."""
     from qwen_vl_grpo import checks, environment, hardware
 
+    _refuse(who, against, config)
     protocol = load(config, overrides) if config else None
     show_log()
     machine = hardware.detect()
@@ -68,6 +71,19 @@ def evaluate(
     for form in export or ():
         print(f"{form.value}: {exports.FORMS[form.value](done)}", file=sys.stderr)
     print(f"every answer: {done.folder / scoring.ITEMS}", file=sys.stderr)
+
+
+def _refuse(who: str, against: str | None, config: str | None) -> None:
+    """Raise for a word that stands for no policy here, an id of no run and a model without a config, before anything heavy is imported."""
+    from qwen_vl_grpo import registry
+
+    if who == BASE:
+        raise ConfigError("grpo evaluate base: is what a run beside it began from; write `grpo evaluate RUN_ID --against base`")
+    for name in filter(None, (who, against)):
+        if name != BASE and registry.names_run(name):
+            registry.resolve(name)
+    if config is None and not registry.names_run(who):
+        raise ConfigError(f"{who}: is a model and no run, so --config has to say what it is asked; name a run's YAML file")
 
 
 def _changed(own: Any, overrides: list[str] | None) -> Any:

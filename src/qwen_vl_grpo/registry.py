@@ -12,6 +12,7 @@ import json
 import logging
 import shutil
 import subprocess
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
@@ -131,13 +132,24 @@ def resolve(name: str) -> tuple[RunCard, Path]:
     if run_dir is None or not run_dir.is_dir():
         run_dir = _pulled(run_id) or run_dir
     if run_dir is None:
-        known = index.known()
-        near = difflib.get_close_matches(run_id, [*known, *index.aliases()], n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {len(known)} runs; list them with `grpo runs`"
+        known = {*index.known(), *(copy.run_id for copy in _on_the_hub())}
+        hint = _nearest(run_id, known) or f"there are {len(known)} runs; list them with `grpo runs`"
         raise RegistryError(f"run_id {run_id}: no such run; {hint}")
     if not run_dir.is_dir():
         raise RegistryError(f"run_id {run_id}: its folder {run_dir} is gone; put it back, or run `grpo runs scan FOLDER` where it lies now")
     return read(run_dir), run_dir
+
+
+def _nearest(run_id: str, known: Iterable[str]) -> str:
+    """Which runs or aliases may have been meant; nothing where none is near."""
+    near = difflib.get_close_matches(run_id, sorted({*known, *index.aliases()}), n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+def _on_the_hub() -> list[hub.Copy]:
+    with suppress(HubError):
+        return hub.copies() if hub.repository() else []
+    return []
 
 
 def actual(name: str) -> str:
@@ -147,6 +159,11 @@ def actual(name: str) -> str:
     if not (runs := listed()):
         raise RegistryError(f"latest: there is no run yet (index: {home() / 'index'})")
     return runs[0][0].run_id
+
+
+def names_run(word: str) -> bool:
+    """Whether a word is for a run and not for a model, which has a / in its name or lies in a folder of that name."""
+    return "/" not in word and (not Path(word).is_dir() or index.place(actual(word)) is not None)
 
 
 def list_runs() -> list[tuple[RunCard, Path]]:
@@ -224,7 +241,9 @@ def _finished() -> dict[str, tuple[RunCard, Path] | None]:
 
 
 def scan(folder: Path) -> list[str]:
-    """Point the index at every run and group below `folder`; returns their ids."""
+    """Point the index at every run and group below `folder`; returns their ids. Raises RegistryError if there is no such folder."""
+    if not folder.is_dir():
+        raise RegistryError(f"{folder}: there is no such folder; name the one that the runs lie below")
     found = []
     for path in sorted([*folder.rglob("run.json"), *folder.rglob(GROUP)]):
         try:
@@ -292,7 +311,8 @@ def _pulled(run_id: str) -> Path | None:
     try:
         run_dir = pulling.pull(run_id, home() / "hub") if hub.repository() else None
     except HubError as error:
-        raise RegistryError(f"run_id {run_id}: is not on this machine, and could not be brought from the Hub: {error}") from None
+        hint = f" ({near})" if (near := _nearest(run_id, index.known())) else ""
+        raise RegistryError(f"run_id {run_id}: is not on this machine{hint}, and could not be brought from the Hub: {error}") from None
     if run_dir is not None:
         write(read(run_dir), run_dir)
     return run_dir

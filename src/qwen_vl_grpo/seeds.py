@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from qwen_vl_grpo import attempts, registry
+from qwen_vl_grpo import attempts, following, registry
 from qwen_vl_grpo.config import RunConfig, check, launched
 from qwen_vl_grpo.errors import ConfigError, RegistryError
 from qwen_vl_grpo.interfaces import RunCard
@@ -86,7 +86,8 @@ def _process(arguments: list[str]) -> int:
     """Run our own command to its end and return its exit code, as a shell counts it; that of a signal if one came, whatever it ended."""
     package = str(Path(__file__).resolve().parents[1])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    child = subprocess.Popen([sys.executable, "-m", "qwen_vl_grpo", *arguments], env=os.environ | {"PYTHONPATH": path})
+    told = {"PYTHONPATH": path, following.LAUNCHER: str(os.getpid())}  # that it was stopped is for this process to say
+    child = subprocess.Popen([sys.executable, "-m", "qwen_vl_grpo", *arguments], env=os.environ | told)
     asked: list[int] = []
 
     def hand_on(number: int, _: Any) -> None:

@@ -16,9 +16,8 @@ from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import ConfigError, RegistryError
 from qwen_vl_grpo.interfaces import RunCard
 from qwen_vl_grpo.loading import RunPolicy
+from qwen_vl_grpo.run_id import BASE
 
-BASE = "base"
-"""The word for what the GRPO of the run beside it began from."""
 OWN = (
     "model_name", "model_revision", "dtype", "attn_implementation", "lora", "warmup", "init_from", "run_id", "output_dir", "engine",
     "vllm_max_model_length", "vllm_gpu_memory_utilization",
@@ -62,7 +61,7 @@ def find(name: str, config: RunConfig | None, beside: RunPolicy | None = None) -
             return loading.load(*registry.resolve(beside.card.parent["run_id"]))
         name = str((beside.run_dir / "warmup").resolve()) if beside.config.warmup else beside.config.model_name
         return replace(_model(name, beside.config), base_of=beside.run_id)
-    if "/" not in name and (not Path(name).is_dir() or index.place(registry.actual(name))):
+    if registry.names_run(name):
         return loading.load(*registry.resolve(name))
     if config is None:
         raise ConfigError(f"{name}: is a model and no run, so --config has to say what it is asked; name a run's YAML file")

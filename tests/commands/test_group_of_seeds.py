@@ -47,6 +47,7 @@ def pair(workshop):
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 143, errors
+    assert errors.splitlines().count("interrupted") == 1
     done = workshop.train("pair", "--seeds", "2", "--resume", **GROUP)
     assert done.returncode == 0, done.stderr
     return done.stdout, card

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.hub.conftest import REPO, both_clients
+from tests.hub.loopback import Fault
 
 
 @both_clients
@@ -138,6 +139,17 @@ def test_a_local_run_is_never_asked_for_on_the_hub(hub, node):
     a.keep("v1")
     a.card("v1")
     assert hub.seen == []
+
+
+def test_an_unknown_id_gets_the_nearest_ones_of_the_hub_and_of_this_machine_if_that_fails(hub, node, refused):
+    a, b = node("a"), node("b")
+    a.keep("v1-baseline")
+    a.grpo("publish", "v1-baseline")
+    assert "v1-baselin: no such run; did you mean v1-baseline?" in refused(b.grpo("runs", "show", "v1-baselin"))
+    assert "zz: no such run; there are 1 runs" in refused(b.grpo("runs", "show", "zz"))
+    hub.faults = [Fault("GET", "/refs$", 500)]
+    said = refused(a.grpo("runs", "show", "v1-baselin"))
+    assert "v1-baselin: is not on this machine (did you mean v1-baseline?), and could not be brought from the Hub: " in said
 
 
 def test_no_registry_no_hub(hub, node, refused):

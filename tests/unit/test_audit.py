@@ -213,12 +213,19 @@ def test_a_rule_finds_what_it_looks_for_and_nothing_in_an_honest_completion(name
     [
         ("talks to the judge", "The rate is highest in 2010, and the score of 10 is marked."),
         ("odd characters", "Δt is 3 s, the gap 5 μm wide"),
+        ("odd characters", "a family \U0001f468\u200d\U0001f469\u200d\U0001f467, one with a \u2764\ufe0f\u200d\U0001f525"),
     ],
 )
-def test_the_words_of_charts_and_the_letters_of_physics_are_honest_where_rules_alone_pay(name, text):
+def test_the_words_of_charts_the_letters_of_physics_and_the_joiners_of_emoji_are_honest_where_rules_alone_pay(name, text):
     ours = suspicion.look(kept.Completions({"solved_reward": 3.0}, tasks.build(TaskSection(name="visual_reasoning"))))
     one = kept.Kept("", "user: When?", f"<reasoning>\n{text}\n</reasoning>\n<answer>\n2010\n</answer>", {}, 3.0)
     assert suspicion.RULES[name][1](one, ours) is None
+
+
+def test_a_joiner_that_joins_no_emoji_is_seen():
+    seen = suspicion.look(kept.Completions({}, tasks.build(TaskSection(name="visual_reasoning"))))
+    said = suspicion.odd_characters(kept.Kept("", "user: What?", "a c\u200dat and \U0001f468\u200d\U0001f467", {}, 1.0), seen)
+    assert said == "1 characters that nobody sees, the first U+200D"
 
 
 def test_the_words_of_one_choice_are_one_answer():

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROJECT = Path(__file__).resolve().parents[2]
 
 
@@ -32,6 +34,23 @@ def test_debug_shows_the_traceback_of_the_same_error():
 def test_every_refusing_command_takes_debug():
     done = grpo("runs", "show", "nothing", "--debug")
     assert "RegistryError: run_id nothing: no such run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("base",), "grpo evaluate base: is what a run beside it began from; write `grpo evaluate RUN_ID --against base`"),
+        (("all",), "run_id: 'all' is the word for every run, so no run has it as its id; give another"),
+        (("nobody",), "run_id nobody: no such run"),
+        (("some/model", "--config", "configs/qwen_grpo.yaml", "--against", "nobody"), "run_id nobody: no such run"),
+        (("some/model",), "some/model: is a model and no run, so --config has to say what it is asked"),
+    ],
+    ids=" ".join,
+)
+def test_who_cannot_be_evaluated_is_refused_at_once(asked, said):
+    done = grpo("evaluate", *asked)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr
 
 
 def test_an_error_of_several_lines_is_shown_as_one(tmp_path):

@@ -190,6 +190,11 @@ def test_a_scan_passes_over_a_broken_card_and_finds_the_rest(keep, tmp_path):
     assert registry.scan(tmp_path / "outputs") == ["whole"]
 
 
+def test_a_scan_of_no_folder_says_so(tmp_path):
+    with pytest.raises(RegistryError, match="gone: there is no such folder"):
+        registry.scan(tmp_path / "gone")
+
+
 def test_a_card_from_elsewhere_cannot_write_outside_the_index(own_home, tmp_path):
     stranger = tmp_path / "downloads/innocent"
     stranger.mkdir(parents=True)

@@ -330,6 +330,9 @@ def test_all_are_the_finished_runs_oldest_first(keep):
     keep("old", created="2026-01-01")
     keep("stopped", state="interrupted")
     assert [card.run_id for card, _ in report.chosen(["all"])] == ["old", "new"]
+    assert [card.run_id for card, _ in report.chosen(["stopped", "all", "new"])] == ["old", "new", "stopped"]
+    with pytest.raises(RegistryError, match="no such run; did you mean stopped"):
+        report.chosen(["all", "stoped"])
 
 
 def test_a_run_that_is_named_twice_is_compared_once(keep):

@@ -32,6 +32,9 @@ _TO_THE_JUDGE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _LETTERS = re.compile(r"\(([A-H])\)|\b([A-H])(?=\s*(?:,|/|\bor\b|\band\b))|(?:,|/|\bor\b|\band\b)\s*([A-H])\b")
+_EMOJI = "\u2190-\u2bff\U0001f000-\U0001faff"
+_JOINED = re.compile(rf"(?<=[{_EMOJI}\ufe0f])\u200d(?=[{_EMOJI}])")
+"""The joiner that makes one emoji of several, such as a family."""
 _EITHER = re.compile(r"\b(?:or|either|alternatively|possibly|perhaps)\b", re.IGNORECASE)
 
 
@@ -128,7 +131,8 @@ def repeats(one: Kept, seen: Seen) -> str | None:
 
 def odd_characters(one: Kept, seen: Seen) -> str | None:
     """Letters of two alphabets in one word, and characters that nobody sees; Greek ones count if they look like Latin ones (not in μm)."""
-    hidden = [letter for letter in one.completion if unicodedata.category(letter) in ("Cf", "Cc", "Co") and letter not in "\n\t\r"]
+    alone = _JOINED.sub("", one.completion)
+    hidden = [letter for letter in alone if unicodedata.category(letter) in ("Cf", "Cc", "Co") and letter not in "\n\t\r"]
     if hidden:
         return f"{len(hidden)} characters that nobody sees, the first U+{ord(hidden[0]):04X}"
     for word in () if one.completion.isascii() else re.findall(r"[^\W\d_]{2,}", one.completion):

@@ -34,14 +34,14 @@ def compare(run_ids: Sequence[str], output: Path | None = None, wandb: bool = Fa
 
 
 def chosen(run_ids: Sequence[str]) -> list[tuple[RunCard, Path]]:
-    """The cards and folders of the runs, each once, in the order asked for."""
+    """The cards and folders of the runs, each once, in the order asked for; those that `all` stands for come first."""
+    found = [registry.resolve(run_id) for run_id in run_ids if run_id != "all"]
     if "all" in run_ids:
         finished = [(card, folder) for card, folder in registry.list_runs() if card.state == "finished"]
         if not finished:
             raise RegistryError("no run is finished yet, so there is nothing to compare; list the runs with `grpo runs`")
-        return sorted(finished, key=lambda run: (run[0].created, run[0].run_id))
-    runs = {card.run_id: (card, folder) for card, folder in map(registry.resolve, run_ids)}
-    return list(runs.values())
+        found = [*sorted(finished, key=lambda run: (run[0].created, run[0].run_id)), *found]
+    return list({card.run_id: (card, folder) for card, folder in found}.values())
 
 
 def _name(run_ids: Sequence[str]) -> str:
