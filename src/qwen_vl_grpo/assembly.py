@@ -15,6 +15,7 @@ import pyarrow.compute
 import torch
 from peft import PeftModel
 from transformers import PrinterCallback, ProgressCallback, set_seed
+from trl.trainer import utils as trl_utils
 from trl.trainer.grpo_config import GRPOConfig
 
 from qwen_vl_grpo import (
@@ -156,6 +157,7 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
     if config.placement is not None and args.n_gpu > 1:
         args._n_gpu = 1  # the other cards are the renderer's and the judge's, and transformers would put the policy on all of them
     settings, engine = engine_of(config, prepared)
+    trl_utils.maybe_gather_lm_head_ctx = sharding.gathered_head
     with rollouts.injected(settings, engine) if config.use_vllm else nullcontext():
         trainer = VisionGRPOTrainer(
             model=model,

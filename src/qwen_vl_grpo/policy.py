@@ -217,7 +217,7 @@ def forbid(model: Any, tokens: Sequence[int]) -> None:
     if not tokens:
         return
     head = model.get_output_embeddings()
-    bias = torch.zeros(head.weight.shape[0], dtype=torch.float32 if head.weight.dtype.itemsize == 1 else head.weight.dtype)
+    bias = torch.zeros(head.out_features, dtype=torch.float32 if head.weight.dtype.itemsize == 1 else head.weight.dtype)
     bias[list(tokens)] = -100.0
     del head._parameters["bias"]
     head.register_buffer("bias", bias.to(head.weight.device), persistent=False)

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from trl.trainer import utils as trl_utils
 
 from qwen_vl_grpo import ranks
 
 SEEN = ("pixel_values", "pixel_values_videos")
 """What the model takes with one pass of its tower each."""
+
+HEAD_OF_TRL = trl_utils.maybe_gather_lm_head_ctx
 
 
 def sharded(model: Any) -> bool:
@@ -25,6 +28,12 @@ def sharded(model: Any) -> bool:
 def passes(model: Any, wanted: int) -> int:
     """How many forward passes this process makes, where it wants so many: as many as any other, if the model is sharded."""
     return max(ranks.gathered(wanted)) if sharded(model) else wanted
+
+
+def gathered_head(*tensors: Any) -> Any:
+    """What stands in for TRL's function of this work, which gathers a head that ZeRO-3 has parted: it asks each tensor for a state that
+    none has before DeepSpeed begins (the parity gate is earlier), and our head's bias has never (trl 1.16)."""
+    return HEAD_OF_TRL(*(each for each in tensors if hasattr(each, "ds_status")))
 
 
 def look_alike(causal: Any) -> None:
