@@ -182,7 +182,7 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
     settings.moment = lambda: trainer.state.global_step
     if processors.sees(prepared.processor):
         model = trainer.accelerator.unwrap_model(trainer.model)
-        sharding.look_alike(model.get_base_model() if isinstance(model, PeftModel) else model)
+        sharding.look_alike(model.get_base_model() if isinstance(model, PeftModel) else model, zero=trainer.is_deepspeed_enabled)
     for function in prepared.functions:
         if hold := getattr(function, "hold", None):  # a reward that draws from the policy's own states
             hold(trainer.accelerator.unwrap_model(trainer.model), prepared.processor)
