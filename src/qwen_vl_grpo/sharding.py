@@ -36,17 +36,23 @@ def gathered_head(*tensors: Any) -> Any:
     return HEAD_OF_TRL(*(each for each in tensors if hasattr(each, "ds_status")))
 
 
-def look_alike(causal: Any) -> None:
+def look_alike(causal: Any, zero: bool = False) -> None:
     """From now on the tower of a sharded model passes as often here as in any process: where there is nothing to see, over black.
 
-    What it makes of that is added to the words with a factor of 0, so that its weights have a gradient of zeros.
+    What it makes of that is added to the words with a factor of 0, so that its weights have a gradient of zeros. With `zero` (DeepSpeed)
+    those of a whole model have one, too: ZeRO-2 sums what gradients there are in the order in which they come, and its processes wait
+    for ever or add up different weights where one has none for a tower that learns.
     """
     tower, owed = causal.get_encoder(modality="image"), []
+    learns = zero and any(weight.requires_grad for weight in tower.parameters())
 
     def before(_: Any, __: Any, named: dict[str, Any]) -> None:
         own = [named.get(name) is not None for name in SEEN]
-        everyone = ranks.gathered(own) if sharded(causal) else [own]
-        owed[:] = [None for here, anywhere in zip(own, map(any, zip(*everyone, strict=True)), strict=True) if anywhere and not here]
+        if sharded(causal):
+            anywhere = map(any, zip(*ranks.gathered(own), strict=True))
+            owed[:] = [None for here, there in zip(own, anywhere, strict=True) if there and not here]
+        else:
+            owed[:] = [None] * (learns and torch.is_grad_enabled() and not any(own))
 
     def after(_: Any, __: Any, words: torch.Tensor) -> torch.Tensor:
         while owed:
