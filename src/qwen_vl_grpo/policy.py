@@ -69,7 +69,7 @@ def load_model(config: RunConfig, name: str | None = None) -> Any:
             revision=revision,
             dtype=weight_dtype(config),
             attn_implementation=attention(config),
-            quantization_config=quantization(config.lora),
+            quantization_config=quantization(config),
             device_map={"": torch.cuda.current_device()} if torch.cuda.is_available() else None,
         )
     except (OSError, ValueError, ImportError) as error:
@@ -97,7 +97,7 @@ def check(config: RunConfig, name: str | None = None) -> None:
         key = next((name for name in config.lora.parts if name != "language"), "language")
         raise PolicyError(f"lora.{key}: {source} is a text-only model and has no vision tower; let its language learn alone")
     attention(config)
-    quantization(config.lora)
+    quantization(config)
 
 
 def auto_class(described: Any) -> Any:
@@ -142,11 +142,14 @@ def attention(config: RunConfig) -> str:
     return config.attn_implementation
 
 
-def quantization(lora: LoraSection) -> Any:
-    """The 4-bit settings of QLoRA (NF4 with double quantisation, arXiv 2305.14314), or None; the vision tower stays as it is."""
-    if lora.quantization is None:
+def quantization(config: RunConfig) -> Any:
+    """The 4-bit settings of QLoRA (NF4 with double quantisation, arXiv 2305.14314), or None; the vision tower stays as it is.
+
+    The 4-bit layers multiply in the dtype of the others, as the engine does.
+    """
+    if config.lora.quantization is None:
         return None
-    if not lora.enabled:
+    if not config.lora.enabled:
         raise PolicyError("lora.quantization: a 4-bit base cannot be fine-tuned whole; set lora.enabled: true or remove the quantisation")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise PolicyError("lora.quantization: 4bit needs the bitsandbytes package; install it, or remove lora.quantization")
@@ -156,7 +159,7 @@ def quantization(lora: LoraSection) -> Any:
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
+        bnb_4bit_compute_dtype=weight_dtype(config),
         llm_int8_skip_modules=["model.visual", "lm_head"],
     )
 

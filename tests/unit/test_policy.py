@@ -173,4 +173,4 @@ def test_an_attention_kernel_that_is_not_installed_is_refused(config_of):
 
 def test_a_base_in_4_bits_cannot_be_fine_tuned_whole(config_of):
     with pytest.raises(PolicyError, match=r"set lora\.enabled: true or remove the quantisation"):
-        policy.quantization(config_of(lora={"enabled": False, "quantization": "4bit"}).lora)
+        policy.quantization(config_of(lora={"enabled": False, "quantization": "4bit"}))
