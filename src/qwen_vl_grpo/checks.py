@@ -169,8 +169,8 @@ def outputs(config: RunConfig) -> Finding:
 
 
 def nearest(folder: Path) -> Path:
-    """The folder, or the first one above it that exists."""
-    return next(there for there in (folder.absolute(), *folder.absolute().parents) if there.is_dir())
+    """The folder, or the first one above it that exists and can be seen: what lies in a folder of somebody else cannot."""
+    return next(there for there in (folder.absolute(), *folder.absolute().parents) if os.path.isdir(there))  # Path.is_dir() raises
 
 
 def locked(machine: Hardware, requirements: Path = PROJECT / "requirements", image: Path = IMAGE) -> Finding:
