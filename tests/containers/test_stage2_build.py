@@ -65,6 +65,53 @@ def test_a_base_without_torch_is_refused(docker, core):
     assert said.startswith("the base image holds no torch; give --build-arg BASE_IMAGE an image of build_vllm_mi300x.sh")
 
 
+def test_a_base_without_python_is_refused(docker, core):
+    docker.made.append("grpo-test-bare")
+    docker("build", "--network=host", "-t", "grpo-test-bare", "-", input=f"FROM {core}\nRUN rm /usr/bin/python3*\n")
+    built = docker.build("grpo-test-refused", check=False, BASE_IMAGE="grpo-test-bare")
+    assert built.returncode != 0
+    assert "python3: not found" in built.stderr
+    assert "`python3: not found`" in (PROJECT / "docs/containers.md").read_text(encoding="utf-8")
+
+
+def test_an_image_for_another_processor_is_told_as_the_documentation_lists_it(docker, tmp_path):
+    """This machine stands for the arm node, and an image for arm for one that is for amd64."""
+    docker.made.append("grpo-test-arm")
+    program = bytearray(Path("/bin/sh").read_bytes())
+    program[18:20] = (183).to_bytes(2, "little")  # what the header says of the processor: AArch64
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sh").write_bytes(program)
+    (tmp_path / "bin/sh").chmod(0o755)
+    subprocess.run(["tar", "-C", tmp_path, "-cf", tmp_path / "arm.tar", "bin"], check=True)
+    docker("import", "--platform=linux/arm64", tmp_path / "arm.tar", "grpo-test-arm")
+    ran = docker.run("run", "--rm", "--network=none", "grpo-test-arm", "/bin/sh", "-c", "true", check=False).stderr
+    built = docker.build("grpo-test-refused", check=False, BASE_IMAGE="grpo-test-arm").stderr  # asked for at a registry, since none fits
+    listed = (PROJECT / "docs/containers.md").read_text(encoding="utf-8")
+    for said, told in ((ran, "does not match the detected host platform"), (ran, "exec format error"), (built, "failed to resolve source")):
+        assert told in said
+        assert f"`{told}" in listed
+
+
+def test_a_bake_of_each_machine_builds_on_its_own_base_and_has_the_version_as_its_second_tag(docker):
+    made = docker.run("buildx", "bake", "--print", "mi300x", "h200", "cpu", cwd=PROJECT).stdout
+    targets = json.loads(made)["target"]
+    told = {name: (each["args"]["ACCELERATOR"], each["args"]["BASE_IMAGE"], each["tags"]) for name, each in targets.items()}
+    assert told == {
+        "mi300x": ("rocm", "vllm-mi300x:v0.25.1", ["mi300x-grpo-env:latest", "mi300x-grpo-env:v0.25.1"]),
+        "h200": ("cuda", "vllm-cuda:v0.25.1", ["h200-grpo-env:latest", "h200-grpo-env:v0.25.1"]),
+        "cpu": ("cpu", "cpu-base", ["cpu-grpo-env:latest"]),
+    }
+    assert {name: each.get("platforms") for name, each in targets.items()} == {
+        "mi300x": ["linux/amd64"], "h200": ["linux/amd64"], "cpu": None,
+    }  # fmt: skip
+    dockerfile = (PROJECT / "Dockerfile").read_text(encoding="utf-8")
+    for each in targets.values():
+        assert set(each["args"]) <= set(re.findall(r"^ARG (\w+)", dockerfile, re.MULTILINE))
+        assert (PROJECT / f"requirements/image-{each['args']['ACCELERATOR']}.lock").is_file()
+        assert "target" not in each or re.search(rf"^FROM .* AS {each['target']}$", dockerfile, re.MULTILINE)
+    assert list(json.loads(docker.run("buildx", "bake", "--print", cwd=PROJECT).stdout)["target"]) == ["mi300x"]
+
+
 def test_an_unknown_base_is_named(docker):
     built = docker.build("grpo-test-refused", check=False, BASE_IMAGE="localhost:1/nobody/made:this")
     assert built.returncode != 0
