@@ -1,9 +1,11 @@
 """Covers the stage-2 build on bases with a real torch: what it installs, what it refuses, what it keeps out, how fast it is."""
 
+import ast
 import hashlib
 import json
 import re
 import subprocess
+import sys
 import time
 import zipfile
 from pathlib import Path
@@ -72,6 +74,17 @@ def test_a_base_without_python_is_refused(docker, core):
     assert built.returncode != 0
     assert "python3: not found" in built.stderr
     assert "`python3: not found`" in (PROJECT / "docs/containers.md").read_text(encoding="utf-8")
+
+
+def test_a_base_whose_python_is_too_old_is_refused():
+    """Told so by its version, since no older Python need be here; the file is one that 3.10 can read."""
+    stage2 = PROJECT / "containers/stage2.py"
+    ast.parse(stage2.read_text(encoding="utf-8"), feature_version=(3, 10))
+    older = "sys.version, sys.version_info, sys.argv[1:] = '3.10.13 (main)', (3, 10, 13), ['record']"
+    code = f"import runpy, sys; {older}; runpy.run_path({str(stage2)!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], env={"ACCELERATOR": "rocm"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "stage 2: the base image's Python is 3.10.13 and this project needs 3.11 or newer; use another BASE_IMAGE\n"
 
 
 def test_an_image_for_another_processor_is_told_as_the_documentation_lists_it(docker, tmp_path):
