@@ -125,6 +125,13 @@ def test_a_bake_of_each_machine_builds_on_its_own_base_and_has_the_version_as_it
     assert list(json.loads(docker.run("buildx", "bake", "--print", cwd=PROJECT).stdout)["target"]) == ["mi300x"]
 
 
+def test_a_bake_takes_the_version_as_stage_1_does(docker, monkeypatch):
+    for given in ("0.26.0", "v0.26.0"):
+        monkeypatch.setitem(docker.environment, "VLLM_VERSION", given)
+        made = json.loads(docker.run("buildx", "bake", "--print", "h200", cwd=PROJECT).stdout)["target"]["h200"]
+        assert (made["args"]["BASE_IMAGE"], made["tags"][1]) == ("vllm-cuda:v0.26.0", "h200-grpo-env:v0.26.0")
+
+
 def test_an_unknown_base_is_named(docker):
     built = docker.build("grpo-test-refused", check=False, BASE_IMAGE="localhost:1/nobody/made:this")
     assert built.returncode != 0
