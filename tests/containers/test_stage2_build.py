@@ -171,11 +171,23 @@ def test_a_changed_source_file_costs_seconds_and_less_than_a_megabyte(docker, ba
     started = time.monotonic()
     docker.build("grpo-test-again", checkout, BASE_IMAGE=base("rocm"))
     assert time.monotonic() - started < bases.patience(5)
-    before, after = ([line.split() for line in history(docker, name)] for name in (image, "grpo-test-again"))
-    new = [layer for layer in layers(docker, "grpo-test-again") if layer not in held]
-    sizes = [int(float(words[0])) for words in after if words[1:2] in (["RUN"], ["COPY"])]  # the newest first
-    assert 0 < sum(sizes[: len(new)]) < 1_000_000
-    assert len(before) == len(after)
+    assert 0 < sum(new_sizes(docker, "grpo-test-again", held)) < 1_000_000
+    assert len(history(docker, image)) == len(history(docker, "grpo-test-again"))
+
+
+def test_changed_requirements_cost_their_layer_and_the_source_that_stands_on_it(docker, base, image, checkout):
+    with (checkout / "requirements/image-rocm.lock").open("a") as file:
+        file.write("\n# changed\n")
+    docker.build("grpo-test-again", checkout, BASE_IMAGE=base("rocm"))
+    *others, packages = sorted(new_sizes(docker, "grpo-test-again", layers(docker, image)))
+    assert packages > 100_000_000
+    assert sum(others) < 2_000_000
+
+
+def new_sizes(docker, name, held):
+    """The bytes of each layer of the image that is none of these."""
+    sizes = [int(float(line.split()[0])) for line in history(docker, name) if line.split()[1:2] in (["RUN"], ["COPY"])]  # the newest first
+    return sizes[: len([layer for layer in layers(docker, name) if layer not in held])]
 
 
 def history(docker, name):
