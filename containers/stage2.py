@@ -31,6 +31,8 @@ GUARDED = re.compile(BUILDS + "|transformers|huggingface-hub")
 
 def record(expected: str) -> None:
     """Write down the base; `expected` is rocm, cuda or cpu."""
+    if sys.version_info < (3, 11):
+        refuse(f"the base image's Python is {sys.version.split()[0]} and this project needs 3.11 or newer; use another BASE_IMAGE")
     present = installed()
     check_torch(expected, present)
     if expected != "cpu":

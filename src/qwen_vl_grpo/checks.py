@@ -109,6 +109,9 @@ def driver(machine: Hardware, root: Path = ROOT) -> Finding:
     """Whether the card's driver is as new as torch's CUDA asks."""
     version, (built, toolkit) = hardware.driver(machine, root), hardware.torch_build()
     figures = {"driver": version, built: toolkit}
+    if machine.kind == "cuda" and not version and shutil.which("nvidia-smi"):
+        remedy = "call it: where driver and libraries are of two versions, start the host again"
+        return Finding("driver", "warn", "nvidia-smi is here and does not answer, so that the driver is not known", remedy, figures)
     if machine.kind != "cuda" or built != "cuda" or not version:
         return Finding("driver", "ok", version or "its version is not told", figures=figures)
     oldest = NVIDIA_DRIVERS.get(int(toolkit.split(".")[0]), 0)
@@ -169,8 +172,8 @@ def outputs(config: RunConfig) -> Finding:
 
 
 def nearest(folder: Path) -> Path:
-    """The folder, or the first one above it that exists."""
-    return next(there for there in (folder.absolute(), *folder.absolute().parents) if there.is_dir())
+    """The folder, or the first one above it that exists and can be seen: what lies in a folder of somebody else cannot."""
+    return next(there for there in (folder.absolute(), *folder.absolute().parents) if os.path.isdir(there))  # Path.is_dir() raises
 
 
 def locked(machine: Hardware, requirements: Path = PROJECT / "requirements", image: Path = IMAGE) -> Finding:

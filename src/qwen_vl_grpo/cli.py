@@ -178,9 +178,12 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         sys.exit(f"error: {' '.join('; '.join([str(error), *getattr(error, '__notes__', [])]).split())}")
     except OSError as error:
-        if "--debug" in arguments or error.errno not in UNWRITABLE:
+        place = error.filename or "a file"
+        if "--debug" in arguments or error.errno not in (errno.EACCES, *UNWRITABLE):
             raise
-        sys.exit(f"error: {error.filename or 'a file'}: cannot be written ({error.strerror}); make room on that disk, or make it writable")
+        if error.errno == errno.EACCES:
+            sys.exit(f"error: {place}: user {os.getuid()} may not open it; hand it to this user (chown), or name another folder")
+        sys.exit(f"error: {place}: cannot be written ({error.strerror}); make room on that disk, or make it writable")
     except SystemExit as end:  # typer turns Ctrl-C into it, and a run the other signals that stop it
         if isinstance(end.code, int) and end.code > 128 and _tells_of_a_stop(end.code):
             print("interrupted", file=sys.stderr)

@@ -81,6 +81,19 @@ def test_a_fault_of_the_machine_is_one_sentence_before_anything_is_loaded(worksh
     assert shown.count("\n") == 1
 
 
+def test_a_file_of_variables_is_read_and_the_environment_goes_before_it(workshop):
+    config = workshop.config("variables")
+    file = workshop.folder / ".env"
+    file.write_text("ROCR_VISIBLE_DEVICES=4\n")
+    try:
+        fighting = asked(workshop, "doctor", "--line", "--config", config, HIP_VISIBLE_DEVICES="0")
+        mended = asked(workshop, "doctor", "--line", "--config", config, HIP_VISIBLE_DEVICES="0", ROCR_VISIBLE_DEVICES="")
+    finally:
+        file.unlink()
+    assert "unset ROCR_VISIBLE_DEVICES, keep HIP_VISIBLE_DEVICES" in fighting.stdout
+    assert mended.stdout.startswith("ready: ")
+
+
 def test_an_answer_is_refused_on_a_machine_whose_variables_fight(workshop, finished, refused):
     done = asked(workshop, "infer", "--run_id", finished, "--prompt", "Which digit?", CUDA_VISIBLE_DEVICES="0", HIP_VISIBLE_DEVICES="1")
     assert "unset CUDA_VISIBLE_DEVICES on an AMD card" in refused(done)

@@ -1,7 +1,11 @@
 """Covers every refusal that comes before training: one sentence, exit code 1, and no run folder."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -76,3 +80,30 @@ def test_a_refusal_shows_its_traceback_on_request(workshop):
     assert done.returncode == 1
     assert "Traceback (most recent call last)" in done.stderr
     assert "ConfigError: num_generations: groups of 7 do not divide" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root may open everything, and setpriv is not here")
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("train", "home/aliases: user "),
+        ("runs", "home/index: user "),
+        ("infer --run_id any --prompt why", "home/aliases: user "),
+        ("doctor --line", "closed cannot be written by user "),
+    ],
+)
+def test_a_folder_of_somebody_else_is_named(workshop, tmp_path, command, said):
+    """Nobody may look into it: what a container that ran as root leaves to the next user."""
+    for name in ("home", "closed"):
+        (tmp_path / name).mkdir(mode=0)
+    like_a_user = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    words = command.split()
+    if words[0] in ("train", "doctor"):
+        words += ["--config", workshop.config("shut", output_dir=str(tmp_path / "closed/runs"))]
+    done = subprocess.run(
+        [*like_a_user, sys.executable, "-m", "qwen_vl_grpo", *words],
+        cwd=workshop.folder, env=workshop.environment | {"GRPO_HOME": str(tmp_path / "home")}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    shown = done.stdout + done.stderr
+    assert (done.returncode, shown.count("\n")) == (1, 1), shown
+    assert said in shown

@@ -92,6 +92,64 @@ def test_a_user_of_ones_own_is_kept_and_told_which_group_opens_the_gpu(docker, i
     assert "--group-add" not in done.stderr
 
 
+@pytest.mark.parametrize(("given", "verdict", "said"), [([], "warn", "holds 64 MiB"), (["--shm-size=2g"], "ok", "2.0 GiB")])
+def test_dockers_own_shared_memory_is_found_to_be_too_little(docker, image, kfd, given, verdict, said):
+    given = [*given, f"--device={kfd}:/dev/kfd", f"--device={kfd}:/dev/dri/renderD128"]
+    found = doctor(run(docker, *given, image, *DOCTOR, check=False))["shared memory"]
+    assert (found["verdict"], said in found["found"]) == (verdict, True)
+
+
+DOCTOR = ("grpo", "doctor", "--quick", "--json", "--config", "configs/qwen_grpo.yaml")
+
+
+def doctor(done):
+    return {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+
+
+def test_outputs_that_are_mounted_to_be_read_are_told_with_what_to_change(docker, image, tmp_path):
+    tmp_path.chmod(0o755)
+    found = doctor(run(docker, "-v", f"{tmp_path}:/workspace/outputs:ro", image, *DOCTOR, check=False))["outputs"]
+    assert found["verdict"] == "fail"
+    assert "/workspace/outputs cannot be written by user 1000 (Read-only file system)" in found["found"]
+    assert found["remedy"] == "mount a volume there that this user may write to, or set output_dir"
+
+
+def test_outputs_of_somebody_else_are_told_in_one_line(docker, image, tmp_path):
+    """As a container that ran as root may have left them: not even to be looked into."""
+    tmp_path.chmod(0o700)
+    done = run(docker, "-v", f"{tmp_path}:/workspace/outputs", image, "grpo", "runs", check=False)
+    verdict, said = done.stderr.splitlines()
+    assert verdict.startswith("entrypoint: not ready: ")
+    assert said.startswith("error: /workspace/outputs/index: user 1000 may not open it; ")
+
+
+def test_volumes_that_kubernetes_gave_the_images_group_are_written_to(docker, image, tmp_path):
+    """As fsGroup: 1000 leaves them: root's, and the group's to write to."""
+    mounts = []
+    for name, place in (("outputs", "/workspace/outputs"), ("cache", "/cache")):
+        (tmp_path / name).mkdir()
+        os.chown(tmp_path / name, 0, 1000)
+        (tmp_path / name).chmod(0o2775)
+        mounts += ["-v", f"{tmp_path / name}:{place}"]
+    done = run(docker, *mounts, "--group-add=1000", image, "bash", "-c", "id -u; touch outputs/made /cache/made && echo written")
+    assert done.stdout == "1000\nwritten\n"
+    assert "cannot be written" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--group-add=render"], "unable to find group render"),
+        (["--device=/dev/kfd"], "error gathering device information"),
+        (["--gpus=all"], "could not select device driver"),
+    ],
+)
+def test_what_docker_says_of_a_host_is_what_the_documentation_lists(docker, image, given, told):
+    done = run(docker, *given, image, "true", check=False)
+    assert told in done.stderr, done.stderr
+    assert f"`{told}" in (PROJECT / "docs/containers.md").read_text(encoding="utf-8")
+
+
 def test_without_a_gpu_the_verdict_says_what_to_add(docker, image):
     done = run(docker, image, "echo", "handed on")
     assert done.stdout == "handed on\n"

@@ -1,9 +1,11 @@
 """Covers the stage-2 build on bases with a real torch: what it installs, what it refuses, what it keeps out, how fast it is."""
 
+import ast
 import hashlib
 import json
 import re
 import subprocess
+import sys
 import time
 import zipfile
 from pathlib import Path
@@ -65,6 +67,71 @@ def test_a_base_without_torch_is_refused(docker, core):
     assert said.startswith("the base image holds no torch; give --build-arg BASE_IMAGE an image of build_vllm_mi300x.sh")
 
 
+def test_a_base_without_python_is_refused(docker, core):
+    docker.made.append("grpo-test-bare")
+    docker("build", "--network=host", "-t", "grpo-test-bare", "-", input=f"FROM {core}\nRUN rm /usr/bin/python3*\n")
+    built = docker.build("grpo-test-refused", check=False, BASE_IMAGE="grpo-test-bare")
+    assert built.returncode != 0
+    assert "python3: not found" in built.stderr
+    assert "`python3: not found`" in (PROJECT / "docs/containers.md").read_text(encoding="utf-8")
+
+
+def test_a_base_whose_python_is_too_old_is_refused():
+    """Told so by its version, since no older Python need be here; the file is one that 3.10 can read."""
+    stage2 = PROJECT / "containers/stage2.py"
+    ast.parse(stage2.read_text(encoding="utf-8"), feature_version=(3, 10))
+    older = "sys.version, sys.version_info, sys.argv[1:] = '3.10.13 (main)', (3, 10, 13), ['record']"
+    code = f"import runpy, sys; {older}; runpy.run_path({str(stage2)!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], env={"ACCELERATOR": "rocm"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "stage 2: the base image's Python is 3.10.13 and this project needs 3.11 or newer; use another BASE_IMAGE\n"
+
+
+def test_an_image_for_another_processor_is_told_as_the_documentation_lists_it(docker, tmp_path):
+    """This machine stands for the arm node, and an image for arm for one that is for amd64."""
+    docker.made.append("grpo-test-arm")
+    program = bytearray(Path("/bin/sh").read_bytes())
+    program[18:20] = (183).to_bytes(2, "little")  # what the header says of the processor: AArch64
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sh").write_bytes(program)
+    (tmp_path / "bin/sh").chmod(0o755)
+    subprocess.run(["tar", "-C", tmp_path, "-cf", tmp_path / "arm.tar", "bin"], check=True)
+    docker("import", "--platform=linux/arm64", tmp_path / "arm.tar", "grpo-test-arm")
+    ran = docker.run("run", "--rm", "--network=none", "grpo-test-arm", "/bin/sh", "-c", "true", check=False).stderr
+    built = docker.build("grpo-test-refused", check=False, BASE_IMAGE="grpo-test-arm").stderr  # asked for at a registry, since none fits
+    listed = (PROJECT / "docs/containers.md").read_text(encoding="utf-8")
+    for said, told in ((ran, "does not match the detected host platform"), (ran, "exec format error"), (built, "failed to resolve source")):
+        assert told in said
+        assert f"`{told}" in listed
+
+
+def test_a_bake_of_each_machine_builds_on_its_own_base_and_has_the_version_as_its_second_tag(docker):
+    made = docker.run("buildx", "bake", "--print", "mi300x", "h200", "cpu", cwd=PROJECT).stdout
+    targets = json.loads(made)["target"]
+    told = {name: (each["args"]["ACCELERATOR"], each["args"]["BASE_IMAGE"], each["tags"]) for name, each in targets.items()}
+    assert told == {
+        "mi300x": ("rocm", "vllm-mi300x:v0.25.1", ["mi300x-grpo-env:latest", "mi300x-grpo-env:v0.25.1"]),
+        "h200": ("cuda", "vllm-cuda:v0.25.1", ["h200-grpo-env:latest", "h200-grpo-env:v0.25.1"]),
+        "cpu": ("cpu", "cpu-base", ["cpu-grpo-env:latest"]),
+    }
+    assert {name: each.get("platforms") for name, each in targets.items()} == {
+        "mi300x": ["linux/amd64"], "h200": ["linux/amd64"], "cpu": None,
+    }  # fmt: skip
+    dockerfile = (PROJECT / "Dockerfile").read_text(encoding="utf-8")
+    for each in targets.values():
+        assert set(each["args"]) <= set(re.findall(r"^ARG (\w+)", dockerfile, re.MULTILINE))
+        assert (PROJECT / f"requirements/image-{each['args']['ACCELERATOR']}.lock").is_file()
+        assert "target" not in each or re.search(rf"^FROM .* AS {each['target']}$", dockerfile, re.MULTILINE)
+    assert list(json.loads(docker.run("buildx", "bake", "--print", cwd=PROJECT).stdout)["target"]) == ["mi300x"]
+
+
+def test_a_bake_takes_the_version_as_stage_1_does(docker, monkeypatch):
+    for given in ("0.26.0", "v0.26.0"):
+        monkeypatch.setitem(docker.environment, "VLLM_VERSION", given)
+        made = json.loads(docker.run("buildx", "bake", "--print", "h200", cwd=PROJECT).stdout)["target"]["h200"]
+        assert (made["args"]["BASE_IMAGE"], made["tags"][1]) == ("vllm-cuda:v0.26.0", "h200-grpo-env:v0.26.0")
+
+
 def test_an_unknown_base_is_named(docker):
     built = docker.build("grpo-test-refused", check=False, BASE_IMAGE="localhost:1/nobody/made:this")
     assert built.returncode != 0
@@ -104,11 +171,23 @@ def test_a_changed_source_file_costs_seconds_and_less_than_a_megabyte(docker, ba
     started = time.monotonic()
     docker.build("grpo-test-again", checkout, BASE_IMAGE=base("rocm"))
     assert time.monotonic() - started < bases.patience(5)
-    before, after = ([line.split() for line in history(docker, name)] for name in (image, "grpo-test-again"))
-    new = [layer for layer in layers(docker, "grpo-test-again") if layer not in held]
-    sizes = [int(float(words[0])) for words in after if words[1:2] in (["RUN"], ["COPY"])]  # the newest first
-    assert 0 < sum(sizes[: len(new)]) < 1_000_000
-    assert len(before) == len(after)
+    assert 0 < sum(new_sizes(docker, "grpo-test-again", held)) < 1_000_000
+    assert len(history(docker, image)) == len(history(docker, "grpo-test-again"))
+
+
+def test_changed_requirements_cost_their_layer_and_the_source_that_stands_on_it(docker, base, image, checkout):
+    with (checkout / "requirements/image-rocm.lock").open("a") as file:
+        file.write("\n# changed\n")
+    docker.build("grpo-test-again", checkout, BASE_IMAGE=base("rocm"))
+    *others, packages = sorted(new_sizes(docker, "grpo-test-again", layers(docker, image)))
+    assert packages > 100_000_000
+    assert sum(others) < 2_000_000
+
+
+def new_sizes(docker, name, held):
+    """The bytes of each layer of the image that is none of these."""
+    sizes = [int(float(line.split()[0])) for line in history(docker, name) if line.split()[1:2] in (["RUN"], ["COPY"])]  # the newest first
+    return sizes[: len([layer for layer in layers(docker, name) if layer not in held])]
 
 
 def history(docker, name):

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from qwen_vl_grpo import checks, hardware
 from qwen_vl_grpo import config as configs
-from qwen_vl_grpo import hardware
 from qwen_vl_grpo.errors import HardwareError
 from qwen_vl_grpo.hardware import Hardware
 
@@ -197,6 +197,15 @@ def test_the_memory_of_an_amd_card_is_read_from_its_driver(tmp_path, monkeypatch
         (tmp_path / card / "mem_info_vram_total").write_text(f"{size}\n")
     monkeypatch.setattr(hardware, "ROCM_MEMORY", str(tmp_path / "card*/mem_info_vram_total"))
     assert hardware.memory_gib(Hardware("rocm", 1, "AMD GPU", 96)) == 192.0
+
+
+def test_the_driver_is_asked_for_its_version_and_one_that_does_not_answer_is_a_doubt(nvidia_smi):
+    asked = nvidia_smi("570.133.20", "570.133.20")
+    assert hardware.driver(H200) == "570.133.20"
+    assert asked.read_text().split() == ["--query-gpu=driver_version", "--format=csv,noheader,nounits"]
+    nvidia_smi("Failed to initialize NVML: Driver/library version mismatch", status=18)
+    found = checks.driver(H200)
+    assert (found.verdict, found.found) == ("warn", "nvidia-smi is here and does not answer, so that the driver is not known")
 
 
 def test_the_memory_that_others_hold_is_asked_of_the_card_of_this_rank(nvidia_smi, monkeypatch):

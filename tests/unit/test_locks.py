@@ -88,3 +88,14 @@ def test_the_pinned_vllm_is_the_same_everywhere(file):
 def test_the_label_has_the_projects_version():
     version = re.search(r'^version = "(.+)"$', (PROJECT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE).group(1)
     assert f'org.opencontainers.image.version="{version}"' in (PROJECT / "Dockerfile").read_text(encoding="utf-8")
+
+
+def test_no_build_fetches_a_frontend():
+    """A `# syntax` line would: a build without a network fails by it."""
+    assert not re.search(r"^#\s*syntax", (PROJECT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE | re.IGNORECASE)
+
+
+def test_every_package_that_stage_2_adds_has_its_reason():
+    lines = [line for line in (PROJECT / "requirements.txt").read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    assert len(lines) > 15
+    assert [line for line in lines if not re.fullmatch(r"\S+ +# .{5,}", line)] == []
