@@ -167,7 +167,7 @@ def names_run(word: str) -> bool:
 
 
 def list_runs() -> list[tuple[RunCard, Path]]:
-    """Every run whose folder is there, newest first; broken cards are passed over."""
+    """Every run whose folder is there, newest first; a broken card is a warning and passed over."""
     return _listed(RunCard)
 
 
@@ -179,9 +179,13 @@ def listed() -> list[tuple[Listed, Path]]:
 def _listed(shape: type[Card]) -> list[tuple[Card, Path]]:
     found = []
     for run_id in index.known():
-        with suppress(RegistryError):
+        run_dir = None
+        try:
             if (run_dir := index.place(run_id)) is not None:
                 found.append((_read(run_dir, shape), run_dir))
+        except RegistryError as error:
+            if run_dir is not None and (run_dir / "run.json").exists():  # and no group or run whose folder is gone
+                log.warning("%s; it is passed over", error)
     return sorted(found, key=lambda run: run[0].created, reverse=True)
 
 
