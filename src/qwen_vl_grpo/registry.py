@@ -137,7 +137,13 @@ def resolve(name: str) -> tuple[RunCard, Path]:
         raise RegistryError(f"run_id {run_id}: no such run; {hint}")
     if not run_dir.is_dir():
         raise RegistryError(f"run_id {run_id}: its folder {run_dir} is gone; put it back, or run `grpo runs scan FOLDER` where it lies now")
-    return read(run_dir), run_dir
+    card = read(run_dir)
+    if _is_save(card, run_dir):
+        try:
+            card = read(_pulled(run_id) or run_dir)
+        except RegistryError as error:
+            log.warning("%s; what it was at %s answers", error, card.published["tag"])
+    return card, run_dir
 
 
 def _nearest(run_id: str, known: Iterable[str]) -> str:
@@ -241,7 +247,13 @@ def _finished() -> dict[str, tuple[RunCard, Path] | None]:
     except HubError as error:
         log.warning("runs of this machine alone are taken: %s", error)
         return found
-    return found | {run_id: None for run_id in elsewhere if run_id not in {card.run_id for card, _ in here}}
+    known = {card.run_id for card, run_dir in here if not _is_save(card, run_dir)}
+    return found | {run_id: None for run_id in elsewhere if run_id not in known}
+
+
+def _is_save(card: RunCard, run_dir: Path) -> bool:
+    """Whether a run was brought here while it was running elsewhere, so that the Hub may have more of it by now."""
+    return run_dir.parent == (home() / "hub").resolve() and card.published.get("tag", "").startswith("save/")
 
 
 def scan(folder: Path) -> list[str]:
@@ -274,7 +286,7 @@ def checkpoint_sha(card: RunCard) -> str:
 def checkpoint_folder(card: RunCard, run_dir: Path) -> Path:
     """Where the final weights lie; raises RegistryError if the run has none. Reads no weights."""
     if card.checkpoint is None or not (run_dir / card.checkpoint).is_dir():
-        raise RegistryError(f"run_id {card.run_id}: has no checkpoint (state: {card.state}); wait for it, or train it again under a new id")
+        raise RegistryError(f"run_id {card.run_id}: has no checkpoint (state: {card.state}); wait for its end, or resume it")
     return run_dir / card.checkpoint
 
 

@@ -122,6 +122,34 @@ def test_a_machine_that_was_lost_leaves_its_last_save_on_the_hub(hub, node):
     assert set(repo.tags) == {"run/v1", "save/v2/11"}
 
 
+def test_a_run_that_was_brought_while_it_was_running_is_brought_again_once_there_is_more_of_it(hub, node):
+    a, b = node("a"), node("b")
+    run_dir = a.keep("v1")
+    a.grpo("publish", "v1")
+    repo = hub.repos[REPO]
+    repo.tags = {"save/v1/9": repo.head}
+    b.card("v1")
+    change(b.folder / "home/hub/v1", state="running")
+    early = b.card("v1")
+    hub.faults = [Fault("GET", "/refs$", 500)]
+    alone = b.grpo("runs", "show", "v1", "--json")
+    assert json.loads(alone.stdout) == early
+    assert "the Hub answered 500; try again later; what it was at save/v1/9 answers" in alone.stderr
+    hub.faults = []
+    change(run_dir, metrics={"after": {}})
+    assert a.grpo("publish", "v1").returncode == 0
+    assert select(b, "all")[0] == ["v1"]
+    card = b.card("v1")
+    assert (card["state"], card["published"]["tag"], card["metrics"]) == ("finished", "run/v1", {"after": {}})
+    hub.seen.clear()
+    assert (b.card("v1"), hub.seen) == (card, [])
+
+
+def change(run_dir, **card):
+    path = run_dir / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | card))
+
+
 @both_clients
 def test_a_public_repository_is_refused_unless_asked_for(hub, node, refused):
     hub.create(REPO, private=False)
