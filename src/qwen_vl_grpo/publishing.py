@@ -44,7 +44,7 @@ def by_id(run_id: str, public: bool = False) -> RunCard:
     """Publish the run of an id and keep the address in its card; raises RegistryError, and HubError after which it waits in the queue."""
     card, run_dir = registry.resolve(run_id)
     if card.state == "running":
-        raise RegistryError(f"run_id {run_id}: is still running; wait for its end, or let it publish every save (registry.push: save)")
+        raise RegistryError(f"run_id {run_id}: is still running; wait for its end, or resume it if it was killed")
     waiting = _queue() / f"{card.run_id}.json"
     waiting.parent.mkdir(parents=True, exist_ok=True)
     waiting.write_text(json.dumps({"public": public}) + "\n", encoding="utf-8")  # first: a process that is killed leaves it waiting
