@@ -145,6 +145,23 @@ def test_a_run_that_was_brought_while_it_was_running_is_brought_again_once_there
     assert (b.card("v1"), hub.seen) == (card, [])
 
 
+def test_a_published_run_is_deleted_only_while_the_hub_has_it(hub, node, refused):
+    a = node()
+    run_dir = a.keep("v1")
+    a.grpo("publish", "v1")
+    tags = dict(hub.repos[REPO].tags)
+    hub.faults = [Fault("GET", "/refs$", 500)]
+    assert "the Hub cannot tell whether it has a copy" in refused(a.grpo("runs", "delete", "v1", "--yes"))
+    hub.faults = []
+    hub.repos[REPO].tags = {}
+    assert "v1: this may be its last copy" in refused(a.grpo("runs", "delete", "v1", "--yes"))
+    hub.repos[REPO].tags = tags
+    assert "v1: this may be its last copy" in refused(a.grpo("runs", "delete", "v1", "--yes", HF_REGISTRY_REPO="someone/else"))
+    done = a.grpo("runs", "delete", "v1", "--yes")
+    assert (done.returncode, run_dir.exists()) == (0, False), done.stderr
+    assert a.card("v1")["published"]["tag"] == "run/v1"
+
+
 def change(run_dir, **card):
     path = run_dir / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | card))
