@@ -48,6 +48,8 @@ app.command()(cli_validate.validate)
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """What a disk says that has no room, or has become read-only."""
+UNUSABLE = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR)
+"""What a path says that belongs to somebody else, or is a folder in place of a file or the other way round."""
 
 
 def _version(asked: bool) -> None:
@@ -178,6 +180,8 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         sys.exit(f"error: {' '.join('; '.join([str(error), *getattr(error, '__notes__', [])]).split())}")
     except OSError as error:
+        if "--debug" not in arguments and error.errno in UNUSABLE and error.filename:
+            sys.exit(f"error: {error.filename}: cannot be used ({error.strerror}); name another place, or change what is there")
         if "--debug" in arguments or error.errno not in UNWRITABLE:
             raise
         sys.exit(f"error: {error.filename or 'a file'}: cannot be written ({error.strerror}); make room on that disk, or make it writable")
