@@ -133,7 +133,8 @@ def resolve(name: str) -> tuple[RunCard, Path]:
         run_dir = _pulled(run_id) or run_dir
     if run_dir is None:
         known = {*index.known(), *(copy.run_id for copy in _on_the_hub())}
-        hint = _nearest(run_id, known) or f"there are {len(known)} runs; list them with `grpo runs`"
+        near = _nearest(run_id, known)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {len(known)} runs; list them with `grpo runs`"
         raise RegistryError(f"run_id {run_id}: no such run; {hint}")
     if not run_dir.is_dir():
         raise RegistryError(f"run_id {run_id}: its folder {run_dir} is gone; put it back, or run `grpo runs scan FOLDER` where it lies now")
@@ -146,10 +147,9 @@ def resolve(name: str) -> tuple[RunCard, Path]:
     return card, run_dir
 
 
-def _nearest(run_id: str, known: Iterable[str]) -> str:
-    """Which runs or aliases may have been meant; nothing where none is near."""
-    near = difflib.get_close_matches(run_id, sorted({*known, *index.aliases()}), n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else ""
+def _nearest(run_id: str, known: Iterable[str]) -> list[str]:
+    """The runs and aliases that may have been meant."""
+    return difflib.get_close_matches(run_id, sorted({*known, *index.aliases()}), n=3, cutoff=0.5)
 
 
 def _on_the_hub() -> list[hub.Copy]:
@@ -327,8 +327,8 @@ def _pulled(run_id: str) -> Path | None:
     try:
         run_dir = pulling.pull(run_id, home() / "hub") if hub.repository() else None
     except HubError as error:
-        hint = f" ({near})" if (near := _nearest(run_id, index.known())) else ""
-        raise RegistryError(f"run_id {run_id}: is not on this machine{hint}, and could not be brought from the Hub: {error}") from None
+        hint = f"; near it is {' or '.join(near)}" if (near := _nearest(run_id, index.known())) else ""
+        raise RegistryError(f"run_id {run_id}: is not on this machine, and could not be brought from the Hub: {error}{hint}") from None
     if run_dir is not None:
         write(read(run_dir), run_dir)
     return run_dir
