@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ def pull(run_id: str, into: Path) -> Path | None:
             _refuse_wrong(whole / name, expected, run_id)
         (whole / "run.json").write_text(json.dumps(card | {"published": copy.record()}, indent=2) + "\n", encoding="utf-8")
         if here.is_dir():
+            with suppress(FileNotFoundError):  # made here, and its lines name the weights that they are of
+                os.replace(here / "evaluations", whole / "evaluations")
             os.replace(here, part / "earlier")
         os.replace(whole, here)
         shutil.rmtree(part)

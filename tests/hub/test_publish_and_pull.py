@@ -130,6 +130,7 @@ def test_a_run_that_was_brought_while_it_was_running_is_brought_again_once_there
     repo.tags = {"save/v1/9": repo.head}
     b.card("v1")
     change(b.folder / "home/hub/v1", state="running")
+    (b.folder / "home/hub/v1/evaluations").mkdir()
     early = b.card("v1")
     hub.faults = [Fault("GET", "/refs$", 500)]
     alone = b.grpo("runs", "show", "v1", "--json")
@@ -141,6 +142,7 @@ def test_a_run_that_was_brought_while_it_was_running_is_brought_again_once_there
     assert select(b, "all")[0] == ["v1"]
     card = b.card("v1")
     assert (card["state"], card["published"]["tag"], card["metrics"]) == ("finished", "run/v1", {"after": {}})
+    assert (b.folder / "home/hub/v1/evaluations").is_dir()
     hub.seen.clear()
     assert (b.card("v1"), hub.seen) == (card, [])
 
