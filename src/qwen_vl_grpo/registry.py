@@ -130,7 +130,12 @@ def resolve(name: str) -> tuple[RunCard, Path]:
     run_id = actual(name)
     run_dir = index.place(run_id)
     if run_dir is None or not run_dir.is_dir():
-        run_dir = _pulled(run_id) or run_dir
+        try:
+            run_dir = _pulled(run_id) or run_dir
+        except HubError as error:
+            near = _nearest(run_id, index.known())
+            hint = f"; near it is {' or '.join(near)}" if near else ""
+            raise RegistryError(f"run_id {run_id}: is not on this machine, and could not be brought from the Hub: {error}{hint}") from None
     if run_dir is None:
         known = {*index.known(), *(copy.run_id for copy in _on_the_hub())}
         near = _nearest(run_id, known)
@@ -142,8 +147,8 @@ def resolve(name: str) -> tuple[RunCard, Path]:
     if _is_save(card, run_dir):
         try:
             card = read(_pulled(run_id) or run_dir)
-        except RegistryError as error:
-            log.warning("%s; what it was at %s answers", error, card.published["tag"])
+        except HubError as error:
+            log.warning("run_id %s: is here as it was at %s, and there may be more of it: %s", run_id, card.published["tag"], error)
     return card, run_dir
 
 
@@ -323,12 +328,8 @@ def _newer(content: bytes) -> bool:
 
 
 def _pulled(run_id: str) -> Path | None:
-    """Bring a run here that is on the Hub alone; None if that has none of this id, or HF_REGISTRY_REPO is not set."""
-    try:
-        run_dir = pulling.pull(run_id, home() / "hub") if hub.repository() else None
-    except HubError as error:
-        hint = f"; near it is {' or '.join(near)}" if (near := _nearest(run_id, index.known())) else ""
-        raise RegistryError(f"run_id {run_id}: is not on this machine, and could not be brought from the Hub: {error}{hint}") from None
+    """Bring a run here from the Hub; None if that has none of this id, or HF_REGISTRY_REPO is not set. Raises HubError."""
+    run_dir = pulling.pull(run_id, home() / "hub") if hub.repository() else None
     if run_dir is not None:
         write(read(run_dir), run_dir)
     return run_dir
