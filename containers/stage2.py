@@ -31,7 +31,7 @@ GUARDED = re.compile(BUILDS + "|transformers|huggingface-hub")
 
 def record(expected: str) -> None:
     """Write down the base; `expected` is rocm, cuda or cpu."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - this runs in whatever base it is given
         refuse(f"the base image's Python is {sys.version.split()[0]} and this project needs 3.11 or newer; use another BASE_IMAGE")
     present = installed()
     check_torch(expected, present)

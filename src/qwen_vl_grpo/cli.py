@@ -48,6 +48,8 @@ app.command()(cli_validate.validate)
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """What a disk says that has no room, or has become read-only."""
+UNOWNED, MISPLACED = (errno.EACCES, errno.EPERM), (errno.EISDIR, errno.ENOTDIR)
+"""What a path says that belongs to somebody else, and one that is a folder in place of a file or the other way round."""
 
 
 def _version(asked: bool) -> None:
@@ -179,10 +181,12 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(f"error: {' '.join('; '.join([str(error), *getattr(error, '__notes__', [])]).split())}")
     except OSError as error:
         place = error.filename or "a file"
-        if "--debug" in arguments or error.errno not in (errno.EACCES, *UNWRITABLE):
+        if "--debug" in arguments or error.errno not in (*UNOWNED, *MISPLACED, *UNWRITABLE):
             raise
-        if error.errno == errno.EACCES:
+        if error.errno in UNOWNED:
             sys.exit(f"error: {place}: user {os.getuid()} may not open it; hand it to this user (chown), or name another folder")
+        if error.errno in MISPLACED:
+            sys.exit(f"error: {place}: cannot be used ({error.strerror}); name another place, or change what is there")
         sys.exit(f"error: {place}: cannot be written ({error.strerror}); make room on that disk, or make it writable")
     except SystemExit as end:  # typer turns Ctrl-C into it, and a run the other signals that stop it
         if isinstance(end.code, int) and end.code > 128 and _tells_of_a_stop(end.code):

@@ -120,13 +120,19 @@ def serve(
     from qwen_vl_grpo import loading, serving
 
     runs = [loading.load(card, run_dir) for card, run_dir in found]
-    key = serving.settle(os.environ)
+    key = serving.settle(os.environ, port)
     said = (
         f"http://127.0.0.1:{port}/v1, models: {', '.join(card.run_id for card, _ in found)}",
         f"key: in {key}" if key else "key: that of VLLM_API_KEY",
         "pictures and clips come as data: URLs; a run's system prompt (grpo runs show RUN_ID) is the client's to send",
     )
-    serving.serve(runs, port, lambda: print("\n".join(said), file=sys.stderr, flush=True))
+
+    def ready() -> None:
+        if key:
+            serving.keep_key(key, os.environ["VLLM_API_KEY"])
+        print("\n".join(said), file=sys.stderr, flush=True)
+
+    serving.serve(runs, port, ready)
 
 
 def _drawing_backend(cards: Sequence[RunCard], backend: Any) -> Any:

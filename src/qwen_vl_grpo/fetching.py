@@ -173,7 +173,7 @@ def _check_header(content: bytes) -> None:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise DataError(f"a picture of more than {MAX_PIXELS // 10**6} million pixels; make it smaller") from None
     except (OSError, ValueError, SyntaxError):
-        kind = "an HTML page" if content[:512].lstrip().lower().startswith((b"<!doctype html", b"<html")) else "no picture"
+        kind = "an HTML page and no picture" if content[:512].lstrip().lower().startswith((b"<!doctype html", b"<html")) else "no picture"
         raise DataError(f"is {kind} that could be opened ({', '.join(FORMATS)} can)") from None
     if width * height > MAX_PIXELS:
         raise DataError(f"a picture of {width}x{height} has more than {MAX_PIXELS // 10**6} million pixels; make it smaller")

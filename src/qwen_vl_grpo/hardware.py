@@ -206,12 +206,15 @@ def quiet_libraries() -> None:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         "WANDB_ERROR_REPORTING": "false",
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_VERBOSITY": "error",
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     }.items():
         os.environ.setdefault(variable, value)
+    if os.environ.get("WANDB_MODE") == "offline":  # transformers tells of that word on stdout, where answers stand alone
+        os.environ["WANDB_MODE"] = "dryrun"
 
 
 def driver(machine: Hardware, root: Path = Path("/")) -> str:

@@ -23,6 +23,11 @@ def home() -> Path:
     return Path(os.environ.get("GRPO_HOME") or PROJECT / "outputs")
 
 
+def queue() -> Path:
+    """The folder with a file for each run that waits for the Hub."""
+    return home() / "unpublished"
+
+
 def known() -> list[str]:
     """The ids of every run and group in the index, in order."""
     return sorted(path.stem for path in (home() / "index").glob("*.json"))

@@ -6,8 +6,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwen_vl_grpo import attempts, checkpoints, index, registry
-from qwen_vl_grpo.errors import RegistryError
+from qwen_vl_grpo import attempts, checkpoints, hub, index, registry
+from qwen_vl_grpo.errors import HubError, RegistryError
 from qwen_vl_grpo.interfaces import RunCard
 
 TO_RESUME = (".pt", ".pth", ".bin")
@@ -82,9 +82,20 @@ def refuse_last_copy(card: RunCard, run_dir: Path, force: bool) -> None:
         place = index.place(other)
         if place is not None and other != card.run_id and place.resolve().is_relative_to(run_dir.resolve()):
             raise RegistryError(f"run_id {card.run_id}: run {other} lies in its folder {run_dir}; move that one out first")
-    if not force and not elsewhere(card):
+    if force:
+        return
+    if not elsewhere(card):
         raise RegistryError(
             f"run_id {card.run_id}: this is its last copy, as its card names no other; publish it first, or add --force to lose it for good"
+        )
+    try:
+        there = hub.repository() == card.published["repo"] and hub.find(card.run_id)
+    except HubError as error:
+        raise RegistryError(f"run_id {card.run_id}: the Hub cannot tell whether it has a copy ({error}); or add --force") from None
+    if not there or there.tag != card.published["tag"]:
+        raise RegistryError(
+            f"run_id {card.run_id}: this may be its last copy, as HF_REGISTRY_REPO is not or no longer where it was published "
+            f"({card.published['repo']}); publish it again, or add --force to lose it for good"
         )
 
 
@@ -94,12 +105,16 @@ def elsewhere(card: RunCard) -> bool:
 
 
 def delete(card: RunCard, run_dir: Path) -> None:
-    """Delete a run with the aliases that stand for it: from the index first, so that no half a run is ever found."""
+    """Delete a run with the aliases that stand for it and its place in the queue for the Hub.
+
+    It goes from the index first, so that no half a run is ever found.
+    """
     run_dir = run_dir.resolve()
     aside = run_dir.with_name(f".deleted-{card.run_id}")
     with attempts.hold(run_dir), index.claiming():
         run_dir.rename(aside)
         index.forget(card.run_id)
+        (index.queue() / f"{card.run_id}.json").unlink(missing_ok=True)
         for alias in names_of(card.run_id):
             index.drop_alias(alias)
     shutil.rmtree(aside)

@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from qwen_vl_grpo import hardware, hub, model_card, registry
+from qwen_vl_grpo import hardware, hub, index, model_card, registry
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import GrpoError, HubError, RegistryError
 from qwen_vl_grpo.interfaces import RunCard
@@ -44,8 +44,8 @@ def by_id(run_id: str, public: bool = False) -> RunCard:
     """Publish the run of an id and keep the address in its card; raises RegistryError, and HubError after which it waits in the queue."""
     card, run_dir = registry.resolve(run_id)
     if card.state == "running":
-        raise RegistryError(f"run_id {run_id}: is still running; wait for its end, or let it publish every save (registry.push: save)")
-    waiting = _queue() / f"{card.run_id}.json"
+        raise RegistryError(f"run_id {run_id}: is still running; wait for its end, or resume it if it was killed")
+    waiting = index.queue() / f"{card.run_id}.json"
     waiting.parent.mkdir(parents=True, exist_ok=True)
     waiting.write_text(json.dumps({"public": public}) + "\n", encoding="utf-8")  # first: a process that is killed leaves it waiting
     try:
@@ -61,7 +61,7 @@ def by_id(run_id: str, public: bool = False) -> RunCard:
 def pending() -> list[tuple[str, bool]]:
     """The runs that wait for the Hub, oldest first, and whether they may go to a public repository."""
     found = []
-    for path in sorted(_queue().glob("*.json"), key=lambda path: path.stat().st_mtime):
+    for path in sorted(index.queue().glob("*.json"), key=lambda path: path.stat().st_mtime):
         try:
             public = json.loads(path.read_text(encoding="utf-8"))["public"] is True
         except (ValueError, KeyError, TypeError):  # half written by a process that was killed; its run still waits
@@ -118,7 +118,3 @@ def _refuse_secrets(files: dict[str, Path | bytes]) -> None:
         text = content if isinstance(content, bytes) else content.read_bytes()
         if SECRETS.search(text) or any(value in text for value in own):
             raise RegistryError(f"{name}: holds a token or key, so the run was not published; take it out, since secrets belong in .env")
-
-
-def _queue() -> Path:
-    return registry.home() / "unpublished"

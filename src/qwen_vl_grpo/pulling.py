@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ def pull(run_id: str, into: Path) -> Path | None:
     """Bring a run to {into}/{run_id}, checked by the sha256 in its card; None if the Hub has no whole copy. Raises HubError.
 
     Nothing but a whole and right copy is ever at that place: files arrive in a folder beside it, where a pull that was cut off
-    goes on. `run_id` must have been checked, since the client does not keep a revision inside its folders.
+    goes on; one of an earlier state makes room. `run_id` must have been checked, since the client does not keep a revision inside its
+    folders.
     """
     from filelock import FileLock
 
@@ -35,8 +37,9 @@ def pull(run_id: str, into: Path) -> Path | None:
         return None
     into.mkdir(parents=True, exist_ok=True)
     with FileLock(into / f".{run_id}.lock"):
-        if (into / run_id).is_dir():
-            return into / run_id
+        here = into / run_id
+        if here.is_dir() and _card(here / "run.json", run_id).get("published") == copy.record():
+            return here
         part = into / f".{run_id}.{copy.commit[:12]}"
         whole = part / "runs" / run_id
         card = _card(hub.download(copy, f"runs/{run_id}/run.json", part), run_id)
@@ -47,9 +50,13 @@ def pull(run_id: str, into: Path) -> Path | None:
         for name, expected in files.items():
             _refuse_wrong(whole / name, expected, run_id)
         (whole / "run.json").write_text(json.dumps(card | {"published": copy.record()}, indent=2) + "\n", encoding="utf-8")
-        os.replace(whole, into / run_id)
+        if here.is_dir():
+            with suppress(FileNotFoundError):  # made here, and its lines name the weights that they are of
+                os.replace(here / "evaluations", whole / "evaluations")
+            os.replace(here, part / "earlier")
+        os.replace(whole, here)
         shutil.rmtree(part)
-    return into / run_id
+    return here
 
 
 def cards(into: Path) -> list[dict[str, Any]]:

@@ -130,20 +130,31 @@ def resolve(name: str) -> tuple[RunCard, Path]:
     run_id = actual(name)
     run_dir = index.place(run_id)
     if run_dir is None or not run_dir.is_dir():
-        run_dir = _pulled(run_id) or run_dir
+        try:
+            run_dir = _pulled(run_id) or run_dir
+        except HubError as error:
+            near = _nearest(run_id, index.known())
+            hint = f"; near it is {' or '.join(near)}" if near else ""
+            raise RegistryError(f"run_id {run_id}: is not on this machine, and could not be brought from the Hub: {error}{hint}") from None
     if run_dir is None:
         known = {*index.known(), *(copy.run_id for copy in _on_the_hub())}
-        hint = _nearest(run_id, known) or f"there are {len(known)} runs; list them with `grpo runs`"
+        near = _nearest(run_id, known)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {len(known)} runs; list them with `grpo runs`"
         raise RegistryError(f"run_id {run_id}: no such run; {hint}")
     if not run_dir.is_dir():
         raise RegistryError(f"run_id {run_id}: its folder {run_dir} is gone; put it back, or run `grpo runs scan FOLDER` where it lies now")
-    return read(run_dir), run_dir
+    card = read(run_dir)
+    if _is_save(card, run_dir):
+        try:
+            card = read(_pulled(run_id) or run_dir)
+        except HubError as error:
+            log.warning("run_id %s: is here as it was at %s, and there may be more of it: %s", run_id, card.published["tag"], error)
+    return card, run_dir
 
 
-def _nearest(run_id: str, known: Iterable[str]) -> str:
-    """Which runs or aliases may have been meant; nothing where none is near."""
-    near = difflib.get_close_matches(run_id, sorted({*known, *index.aliases()}), n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else ""
+def _nearest(run_id: str, known: Iterable[str]) -> list[str]:
+    """The runs and aliases that may have been meant."""
+    return difflib.get_close_matches(run_id, sorted({*known, *index.aliases()}), n=3, cutoff=0.5)
 
 
 def _on_the_hub() -> list[hub.Copy]:
@@ -167,7 +178,7 @@ def names_run(word: str) -> bool:
 
 
 def list_runs() -> list[tuple[RunCard, Path]]:
-    """Every run whose folder is there, newest first; broken cards are passed over."""
+    """Every run whose folder is there, newest first; a broken card is a warning and passed over."""
     return _listed(RunCard)
 
 
@@ -179,9 +190,13 @@ def listed() -> list[tuple[Listed, Path]]:
 def _listed(shape: type[Card]) -> list[tuple[Card, Path]]:
     found = []
     for run_id in index.known():
-        with suppress(RegistryError):
+        run_dir = None
+        try:
             if (run_dir := index.place(run_id)) is not None:
                 found.append((_read(run_dir, shape), run_dir))
+        except RegistryError as error:
+            if run_dir is not None and (run_dir / "run.json").exists():  # and no group or run whose folder is gone
+                log.warning("%s; it is passed over", error)
     return sorted(found, key=lambda run: run[0].created, reverse=True)
 
 
@@ -237,7 +252,13 @@ def _finished() -> dict[str, tuple[RunCard, Path] | None]:
     except HubError as error:
         log.warning("runs of this machine alone are taken: %s", error)
         return found
-    return found | {run_id: None for run_id in elsewhere if run_id not in {card.run_id for card, _ in here}}
+    known = {card.run_id for card, run_dir in here if not _is_save(card, run_dir)}
+    return found | {run_id: None for run_id in elsewhere if run_id not in known}
+
+
+def _is_save(card: RunCard, run_dir: Path) -> bool:
+    """Whether a run was brought here while it was running elsewhere, so that the Hub may have more of it by now."""
+    return run_dir.parent == (home() / "hub").resolve() and card.published.get("tag", "").startswith("save/")
 
 
 def scan(folder: Path) -> list[str]:
@@ -270,7 +291,7 @@ def checkpoint_sha(card: RunCard) -> str:
 def checkpoint_folder(card: RunCard, run_dir: Path) -> Path:
     """Where the final weights lie; raises RegistryError if the run has none. Reads no weights."""
     if card.checkpoint is None or not (run_dir / card.checkpoint).is_dir():
-        raise RegistryError(f"run_id {card.run_id}: has no checkpoint (state: {card.state}); wait for it, or train it again under a new id")
+        raise RegistryError(f"run_id {card.run_id}: has no checkpoint (state: {card.state}); wait for its end, or resume it")
     return run_dir / card.checkpoint
 
 
@@ -307,12 +328,8 @@ def _newer(content: bytes) -> bool:
 
 
 def _pulled(run_id: str) -> Path | None:
-    """Bring a run here that is on the Hub alone; None if that has none of this id, or HF_REGISTRY_REPO is not set."""
-    try:
-        run_dir = pulling.pull(run_id, home() / "hub") if hub.repository() else None
-    except HubError as error:
-        hint = f" ({near})" if (near := _nearest(run_id, index.known())) else ""
-        raise RegistryError(f"run_id {run_id}: is not on this machine{hint}, and could not be brought from the Hub: {error}") from None
+    """Bring a run here from the Hub; None if that has none of this id, or HF_REGISTRY_REPO is not set. Raises HubError."""
+    run_dir = pulling.pull(run_id, home() / "hub") if hub.repository() else None
     if run_dir is not None:
         write(read(run_dir), run_dir)
     return run_dir

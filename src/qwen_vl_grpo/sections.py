@@ -243,7 +243,7 @@ class TrackingSection(Section):
     project: str = "grpo"
     """Project of W&B and trackio."""
     mode: Literal["auto", "online", "offline"] = "auto"
-    """`auto` is online when WANDB_API_KEY is set and offline otherwise; `wandb sync` uploads an offline run later."""
+    """`auto` is what WANDB_MODE says, else online where WANDB_API_KEY is set; `wandb sync` uploads an offline run later."""
     tags: tuple[str, ...] = ()
     """W&B tags."""
     log_completions: bool = True

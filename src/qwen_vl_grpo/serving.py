@@ -164,19 +164,22 @@ def _arguments(runs: Sequence[RunPolicy], port: int, options: Mapping[str, Any])
     ]  # fmt: skip
 
 
-def settle(environment: Any) -> Path | None:
-    """Put the server's key and manners into the environment; returns the file that the key is in unless VLLM_API_KEY gave it."""
+def settle(environment: Any, port: int) -> Path | None:
+    """Put the server's key and manners into the environment; returns the file that `keep_key` is to write unless VLLM_API_KEY gave it."""
     environment["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = "0"
     environment.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # as the command of vLLM does
     if environment.get("VLLM_API_KEY"):
         return None
-    path = registry.home() / "serve.key"
-    path.parent.mkdir(parents=True, exist_ok=True)
     environment["VLLM_API_KEY"] = secrets.token_urlsafe(32)
+    return registry.home() / f"serve-{port}.key"
+
+
+def keep_key(path: Path, key: str) -> None:
+    """Write a server's key for its owner alone; once the port is its own, since another server's key lies there until then."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(environment["VLLM_API_KEY"] + "\n")
-    return path
+        file.write(key + "\n")
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:

@@ -41,8 +41,10 @@ def start_wandb(config: RunConfig, task: str, run_dir: Path, written: Sequence[d
 
 
 def wandb_mode(asked: str = "auto") -> str:
-    """`online` or `offline`."""
-    return asked if asked != "auto" else "online" if os.environ.get("WANDB_API_KEY") else "offline"
+    """What the config asks for, else WANDB_MODE, which wandb does not read beside an argument, else `online` where there is a key."""
+    if asked == "auto":
+        asked = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+    return {"dryrun": "offline", "run": "online"}.get(asked, asked)
 
 
 def wandb_run(folder: Path, mode: str, **named: Any) -> Any:

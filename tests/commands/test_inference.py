@@ -100,6 +100,9 @@ def test_what_cannot_be_asked_together_is_refused(workshop, finished, refused):
     assert "--prompt TEXT, or --input FILE" in refused(workshop.infer("--run_id", finished))
     assert "video clip.mp4: " in refused(workshop.infer("--run_id", finished, *QUESTION, "--video_path", "clip.mp4"))
     assert "--image_path and --video_path go with one --prompt" in refused(workshop.infer("--run_id", finished, *PICTURE, "--input", "x"))
+    (workshop.folder / "one.jsonl").write_text('{"prompt": "Why?"}')
+    said = refused(workshop.infer("--run_id", finished, "--input", "one.jsonl", "--output", "digits"))
+    assert said == "error: digits: cannot be used (Is a directory); name another place, or change what is there"
 
 
 def test_a_picture_in_the_network_behind_is_refused_before_anything_is_loaded(workshop, finished, refused):

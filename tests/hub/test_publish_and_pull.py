@@ -122,6 +122,53 @@ def test_a_machine_that_was_lost_leaves_its_last_save_on_the_hub(hub, node):
     assert set(repo.tags) == {"run/v1", "save/v2/11"}
 
 
+def test_a_run_that_was_brought_while_it_was_running_is_brought_again_once_there_is_more_of_it(hub, node):
+    a, b = node("a"), node("b")
+    run_dir = a.keep("v1")
+    a.grpo("publish", "v1")
+    repo = hub.repos[REPO]
+    repo.tags = {"save/v1/9": repo.head}
+    b.card("v1")
+    change(b.folder / "home/hub/v1", state="running")
+    (b.folder / "home/hub/v1/evaluations").mkdir()
+    early = b.card("v1")
+    hub.faults = [Fault("GET", "/refs$", 500)]
+    alone = b.grpo("runs", "show", "v1", "--json")
+    assert json.loads(alone.stdout) == early
+    assert alone.stderr.startswith("run_id v1: is here as it was at save/v1/9, and there may be more of it: someone/runs: the Hub answered")
+    hub.faults = []
+    change(run_dir, metrics={"after": {}})
+    assert a.grpo("publish", "v1").returncode == 0
+    assert select(b, "all")[0] == ["v1"]
+    card = b.card("v1")
+    assert (card["state"], card["published"]["tag"], card["metrics"]) == ("finished", "run/v1", {"after": {}})
+    assert (b.folder / "home/hub/v1/evaluations").is_dir()
+    hub.seen.clear()
+    assert (b.card("v1"), hub.seen) == (card, [])
+
+
+def test_a_published_run_is_deleted_only_while_the_hub_has_it(hub, node, refused):
+    a = node()
+    run_dir = a.keep("v1")
+    a.grpo("publish", "v1")
+    tags = dict(hub.repos[REPO].tags)
+    hub.faults = [Fault("GET", "/refs$", 500)]
+    assert "the Hub cannot tell whether it has a copy" in refused(a.grpo("runs", "delete", "v1", "--yes"))
+    hub.faults = []
+    hub.repos[REPO].tags = {}
+    assert "v1: this may be its last copy" in refused(a.grpo("runs", "delete", "v1", "--yes"))
+    hub.repos[REPO].tags = tags
+    assert "v1: this may be its last copy" in refused(a.grpo("runs", "delete", "v1", "--yes", HF_REGISTRY_REPO="someone/else"))
+    done = a.grpo("runs", "delete", "v1", "--yes")
+    assert (done.returncode, run_dir.exists()) == (0, False), done.stderr
+    assert a.card("v1")["published"]["tag"] == "run/v1"
+
+
+def change(run_dir, **card):
+    path = run_dir / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | card))
+
+
 @both_clients
 def test_a_public_repository_is_refused_unless_asked_for(hub, node, refused):
     hub.create(REPO, private=False)
@@ -149,7 +196,8 @@ def test_an_unknown_id_gets_the_nearest_ones_of_the_hub_and_of_this_machine_if_t
     assert "zz: no such run; there are 1 runs" in refused(b.grpo("runs", "show", "zz"))
     hub.faults = [Fault("GET", "/refs$", 500)]
     said = refused(a.grpo("runs", "show", "v1-baselin"))
-    assert "v1-baselin: is not on this machine (did you mean v1-baseline?), and could not be brought from the Hub: " in said
+    assert "v1-baselin: is not on this machine, and could not be brought from the Hub: " in said
+    assert said.endswith("; near it is v1-baseline")
 
 
 def test_no_registry_no_hub(hub, node, refused):

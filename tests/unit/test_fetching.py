@@ -173,7 +173,7 @@ def test_one_private_address_among_public_ones_is_enough_to_refuse(monkeypatch):
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("/html", "is an HTML page"),
+        ("/html", "is an HTML page and no picture"),
         ("/missing", "answers 404 Not Found"),
         ("/said-large", "larger than 64 MiB"),
         ("/large", "larger than 64 MiB"),
@@ -292,7 +292,7 @@ def test_a_strange_picture_becomes_an_upright_rgb_one(tmp_path, content, size):
     [
         (huge_png(), "a picture of (50000x50000 has )?more than 64 million pixels"),
         (huge_png(9_000, 9_000), "a picture of 9000x9000 has more than 64 million pixels"),
-        (b"<html>no</html>", "is an HTML page"),
+        (b"<html>no</html>", "is an HTML page and no picture"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "is no picture"),
         (b"", "is no picture"),
         (encoded()[:60], "cannot be opened"),

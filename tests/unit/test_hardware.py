@@ -3,6 +3,8 @@
 import importlib.util
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -158,6 +160,16 @@ def test_telemetry_is_off_unless_the_user_turned_it_on(same_environment):
     hardware.quiet_libraries()
     assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1"
     assert os.environ["WANDB_ERROR_REPORTING"] == "true"
+
+
+def test_libraries_leave_stdout_to_answers():
+    code = (
+        "from qwen_vl_grpo import hardware; hardware.quiet_libraries(); import transformers.integrations.integration_utils\n"
+        "from qwen_vl_grpo import trackers; print(trackers.wandb_mode())"
+    )
+    environment = os.environ | {"PYTHONPATH": "src", "WANDB_MODE": "offline"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "offline\n"
 
 
 @pytest.fixture

@@ -137,12 +137,16 @@ def test_a_run_in_whose_folder_another_lies_is_not_deleted(run, config_of):
         pruning.refuse_last_copy(card, folder, force=True)
 
 
-def test_deleting_takes_the_run_and_its_aliases_and_nothing_else(run, tmp_path):
+def test_deleting_takes_the_run_its_aliases_and_its_place_in_the_queue_and_nothing_else(run, tmp_path):
     card, folder = run(10)
     _, other = run(10, run_id="v2")
     index.set_alias("champion", "v1")
     index.set_alias("second", "v2")
+    index.queue().mkdir()
+    for name in ("v1", "v2"):
+        (index.queue() / f"{name}.json").write_text("{}")
     pruning.delete(card, folder)
+    assert [path.stem for path in index.queue().iterdir()] == ["v2"]
     assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == ["v2"]
     assert (index.known(), index.aliases()) == (["v2"], {"second": "v2"})
     assert registry.resolve("second")[1] == other

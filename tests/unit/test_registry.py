@@ -163,12 +163,15 @@ def test_a_field_that_this_program_does_not_know_is_kept(keep):
     assert json.loads((folder / "run.json").read_text())["carbon_grams"] == 12
 
 
-def test_runs_are_listed_newest_first_and_broken_ones_passed_over(keep):
+def test_runs_are_listed_newest_first_and_broken_ones_named_and_passed_over(keep, caplog):
     keep("old", created="2026-01-01T00:00:00+00:00")
     keep("new", created="2026-02-01T00:00:00+00:00")
     _, broken = keep("broken", created="2026-03-01T00:00:00+00:00")
     (broken / "run.json").write_text("{")
+    shutil.rmtree(keep("gone")[1])
     assert [card.run_id for card, _ in registry.list_runs()] == ["new", "old"]
+    (said,) = caplog.messages
+    assert said.startswith(f"{broken / 'run.json'}: is not a run card (")
 
 
 def test_no_runs_is_an_empty_list():

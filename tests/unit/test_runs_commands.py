@@ -125,7 +125,7 @@ def test_a_published_run_is_deleted_here_with_its_aliases_named(keep, grpo):
     folder = keep("a", published={"repo": "me/runs", "commit": "0" * 40, "tag": "run/a"})
     keep("b", parent={"run_id": "a"})
     grpo("alias", "champion", "a")
-    said = grpo("delete", "champion", "--yes")
+    said = grpo("delete", "champion", "--yes", "--force")  # tests/hub has the Hub that is asked without --force
     assert "aliases that go with it: champion" in said
     assert "runs that started from it, which stay: b" in said
     assert said.endswith("a is deleted\n")

