@@ -77,7 +77,7 @@ def test_outcomes_come_in_the_order_of_the_requests_and_equal_ones_are_drawn_onc
 
 def test_a_batch_holds_pictures_of_one_size():
     wanted = [request("a"), request("b", size=(64, 32)), request("c"), request("d"), request("e", size=(64, 32))]
-    assert [[item.completion for item in batch] for batch in batches(wanted, 2)] == [["a", "c"], ["d"], ["b", "e"]]
+    assert [[item.completion for item in batch] for batch in batches(wanted, 2)] == [["a", "c"], ["b", "e"], ["d"]]
 
 
 def test_judging_goes_on_while_the_next_batch_is_drawn():
@@ -93,15 +93,16 @@ def test_what_cannot_be_drawn_or_judged_has_no_score():
     critic = Critic(failing=lambda request, call: JudgeError("unreadable") if request.completion == "c" else None)
     metrics = {}
     wanted = [request("a"), request("undrawable"), request("c"), None, request("d")]
-    found, pictures = scores(RenderedScores(Painter(), critic), wanted, most_failures=0.5, log_metric=metrics.__setitem__)
-    assert [str(getattr(item, "score", item)) for item in found] == [
+    found = scores(RenderedScores(Painter(), critic), wanted, most_failures=0.5, log_metric=metrics.__setitem__)
+    assert found.requests == wanted
+    assert [str(getattr(item, "score", item)) for item in found.outcomes] == [
         str(ord("a") / 255),
         "nothing to see",
         "unreadable",
         "None",
         str(ord("d") / 255),
     ]
-    assert [one.completion for one in pictures] == ["a", "c", "d"]
+    assert [one.completion for one in found.pictures] == ["a", "c", "d"]
     assert metrics["rendered/failed"] == 0.5
     assert metrics["rendered/empty"] == 0.2
 
