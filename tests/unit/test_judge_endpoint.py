@@ -526,6 +526,16 @@ def test_the_key_is_told_nowhere(server, tmp_path, caplog, capfd, monkeypatch):
     assert KEY.encode() not in b"".join(files) + b"".join(json.dumps(asked.body).encode() for asked in server.asked)
 
 
+@pytest.mark.parametrize("said", [f"prose with {KEY}", Answer(None, refusal=f"I refuse {KEY}"), {"reason": f"{KEY} is red", "score": "10"}])
+def test_a_key_that_an_answer_repeats_is_kept_from_it(server, said):
+    server.answer = lambda asked: said
+    try:
+        told = repr(endpoint(server, attempts=1).ask(question()))
+    except JudgeError as error:
+        told = str(error)
+    assert "[OPENAI_API_KEY]" in told and KEY not in told
+
+
 def test_the_server_runs_as_a_process_of_its_own(tmp_path):
     (tmp_path / "answers.py").write_text(
         "from demo.judge_server import Answer\n\n\ndef say(asked):\n    return Answer({'reason': asked.text, 'score': '5'})\n"
