@@ -116,8 +116,7 @@ class StatesReward(RenderedReward):
 
     def __init__(self, config: RunConfig, kind: Kind):
         """Raises ConfigError, too, for a policy whose states the renderer cannot read; for `kind` see PolicyStates."""
-        if config.renderer is None or ".py:" not in config.renderer.name:
-            width.check(config)
+        width.check(config)
         super().__init__(config, lambda text: answers.without_end(text).strip())
         self._kind: Kind = kind
         self._states: PolicyStates | None = None
