@@ -87,6 +87,7 @@ def keep_asked(run_dir: Path, row: Mapping[str, Any], kept: dict[str, str]) -> l
 def keep_picture(folder: Path, image: Any, side: int = LONGEST_SIDE) -> str:
     """Write a small copy under the hash of its bytes: PNG while that is small, as drawings are, else JPEG. Returns its name in `folder`."""
     image = image.convert("RGB")
+    image.info = {}  # what a file says of itself beside its pixels is nobody's here
     image.thumbnail((side, side))
     for kind, options in (("PNG", {"optimize": True}), ("JPEG", {"quality": 85})):
         file = io.BytesIO()
