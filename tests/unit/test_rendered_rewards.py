@@ -107,6 +107,16 @@ def test_what_cannot_be_drawn_or_judged_has_no_score():
     assert metrics["rendered/empty"] == 0.2
 
 
+def test_how_long_each_part_took_is_logged():
+    metrics = {}
+    wanted = [request(text) for text in "abc"]
+    scores(RenderedScores(Painter(0.02, batch_size=1), Critic(0.05, 1)), wanted, most_failures=0.5, log_metric=metrics.__setitem__)
+    for part, least in (("render", 0.02), ("judge", 0.05)):
+        assert least <= metrics[f"rendered/{part}_latency"] < metrics[f"rendered/{part}_seconds"]
+        assert metrics[f"rendered/{part}_seconds"] >= 3 * least
+    assert metrics["rendered/seconds"] >= 3 * 0.05
+
+
 def test_too_many_failures_stop_the_run_and_say_why():
     wanted = [request(text) for text in ("a", "undrawable", "b", "undrawable 2")]
     with pytest.raises(RenderError, match=r"^2 of 4 pictures could not be drawn or judged, .* allows 25%; the first: nothing to see$"):
