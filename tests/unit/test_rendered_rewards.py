@@ -1,5 +1,6 @@
 """Covers rewards/rendered.py: judging while drawing, failures that are no scores, sizes, the cache and the replay."""
 
+import math
 import threading
 import time
 
@@ -105,6 +106,16 @@ def test_what_cannot_be_drawn_or_judged_has_no_score():
     assert [one.completion for one in found.pictures] == ["a", "c", "d"]
     assert metrics["rendered/failed"] == 0.5
     assert metrics["rendered/empty"] == 0.2
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+def test_a_score_that_is_no_number_is_none(tmp_path, score):
+    memory = JudgementCache(tmp_path / "kept.sqlite", "painter", "critic")
+    critic = Critic(failing=lambda request, call: Judgement(score) if request.completion == "b" else None)
+    metrics, wanted = {}, [request("a"), request("b")]
+    found = scores(RenderedScores(Painter(), critic, memory), wanted, most_failures=0.5, log_metric=metrics.__setitem__)
+    assert isinstance(found.outcomes[0], Judgement) and "is no number" in str(found.outcomes[1])
+    assert metrics["rendered/failed"] == 0.5 and set(memory.find(wanted)) == {wanted[0]}
 
 
 def test_how_long_each_part_took_is_logged():

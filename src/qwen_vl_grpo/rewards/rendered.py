@@ -7,6 +7,7 @@ cannot be drawn or judged has no score: None, never a number that nobody gave.
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -139,11 +140,17 @@ class RenderedScores:
 
     def _asked(self, pictures: Sequence[tuple[RenderRequest, Image]]) -> Sequence[Judgement | JudgeError]:
         try:
-            return self.judge.judge(pictures)
+            return [_finite(one) for one in self.judge.judge(pictures)]
         except JudgeError as error:
             if not error.passing:
                 raise
             return [error] * len(pictures)
+
+
+def _finite(said: Judgement | JudgeError) -> Judgement | JudgeError:
+    if isinstance(said, Judgement) and not math.isfinite(said.score):
+        return JudgeError(f"the judge's score is {said.score}, which is no number; a picture that it cannot score is a JudgeError")
+    return said
 
 
 def _small(image: Image) -> Image:
