@@ -177,7 +177,7 @@ def follow(phases: Phases, trainer: Any, reward: Any, drawn: list[RenderRequest]
     phases.follow(trainer, "_generate", "generate")
     phases.follow(trainer, "_calculate_rewards", "judge")
     if states := getattr(reward, "_states", None):
-        phases.follow(states, "encode", "embed")
+        phases.follow(states._encoder, "_read", "embed")
     render = reward._score.generator.render
 
     def kept(requests: Sequence[RenderRequest]) -> Any:

@@ -71,6 +71,7 @@ def refuse_early(run: Any, resume: bool) -> None:
         tasks,
         tracking,
     )
+    from qwen_vl_grpo.images import width
 
     if resume:
         attempts.resumable(run)
@@ -81,6 +82,8 @@ def refuse_early(run: Any, resume: bool) -> None:
     for entry in run.rewards:
         if ".py:" not in entry.function and entry.function not in task.own_rewards:
             rewards.find(entry.function)
+    if task.states and (not run.rewards or any(entry.function == "rendered_reward" for entry in run.rewards)):
+        width.check(run)
     machine = hardware.detect()
     strategies.refuse(run, strategies.named(), machine.accelerated)
     heed(checks.quick(run, machine) + environment.settle(machine, run))

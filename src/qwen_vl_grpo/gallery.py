@@ -14,13 +14,14 @@ from typing import Any
 
 from qwen_vl_grpo import index
 from qwen_vl_grpo.interfaces import Sample, Task
+from qwen_vl_grpo.rewards.rendered import KEPT_SIDE
 
 KEPT = 16
 """Questions a run keeps answers to."""
 LONGEST_SIDE = 512
 """Pixels of a kept picture's longest side: enough to read a chart, and not a copy of the data."""
-ASKED, SMALL = 1000, 320
-"""Pictures that training asks about and that are kept, and pixels of their longest side: to recognise one, in some 15 MB of disk."""
+ASKED = 1000
+"""Pictures that training asks about and that are kept, with KEPT_SIDE pixels at most: to recognise one, in some 15 MB of disk."""
 TELLING = ("answer", "choices", "precision", "unit", "question_type", "answer_type", "original_prompt")
 """Columns by which a completion can be judged again, years later and by another rule."""
 
@@ -79,13 +80,14 @@ def keep_asked(run_dir: Path, row: Mapping[str, Any], kept: dict[str, str]) -> l
     ids = row.get("picture_ids") or ()
     for key, image in zip(ids, row.get("images") or (), strict=False):  # the ids of clips come after those of pictures
         if key not in kept and len(kept) < ASKED:
-            kept[key] = keep_picture(run_dir, image, SMALL)
+            kept[key] = keep_picture(run_dir, image, KEPT_SIDE)
     return [kept[key] for key in ids if key in kept]
 
 
 def keep_picture(folder: Path, image: Any, side: int = LONGEST_SIDE) -> str:
     """Write a small copy under the hash of its bytes: PNG while that is small, as drawings are, else JPEG. Returns its name in `folder`."""
     image = image.convert("RGB")
+    image.info = {}  # what a file says of itself beside its pixels is nobody's here
     image.thumbnail((side, side))
     for kind, options in (("PNG", {"optimize": True}), ("JPEG", {"quality": 85})):
         file = io.BytesIO()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qwen_vl_grpo.interfaces import Conditioning, RenderRequest, Source
@@ -42,16 +42,17 @@ class PolicyStates:
         words: Sequence[str],
         sources: Sequence[tuple[Source, ...]],
         completion_ids: Sequence[Sequence[int]] | None = None,
-    ) -> list[Encoded]:
-        """The states of each completion: of the ids that were sampled, or where they are not known of its words.
+    ) -> Iterator[Encoded]:
+        """The states of each completion, made as they are asked for: of the ids that were sampled, or of its words if these are not known.
 
         Raises DataError for a number of pictures that the renderer does not take.
         """
         from qwen_vl_grpo.images.embeddings import Turn
 
         ids: Any = completion_ids or self._tokenizer(list(words), add_special_tokens=False)["input_ids"]
-        encoded = self._encoder.encode(list(map(Turn, prompts, map(self._cut, ids), sources)))
+        encoded = self._encoder.one_by_one(list(map(Turn, prompts, map(self._cut, ids), sources)))
         if self._encoder.sharded:  # now, while every process is here: what one draws later, and how often, is its own affair
+            encoded = iter(list(encoded))
             self._negatives = self._encode_negative(sources)
         return encoded
 

@@ -8,7 +8,7 @@ None for a completion that is empty, and for one that could not be drawn or judg
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +68,8 @@ class RenderedReward:
     ) -> list[float | None]:
         words = [self._words(text) for text in texts(completions)]
         requests = self._requests(words, original_prompt, columns, log_metric)
-        outcomes, pictures = scores(self._score, requests, self._judging.most_failures, log_metric)
-        judged = [outcome if isinstance(outcome, Judgement) else None for outcome in outcomes]
+        rendered = scores(self._score, requests, self._judging.most_failures, log_metric)
+        judged = [outcome if isinstance(outcome, Judgement) else None for outcome in rendered.outcomes]
         self.noises = [judgement and judgement.details.get("noise") for judgement in judged]
         off = [self._taken_off(*pair) if self._taken_off else 0.0 for pair in zip(original_prompt, words, strict=True)]
         if log_metric is not None and self._taken_off:
@@ -79,22 +79,21 @@ class RenderedReward:
         if trainer_state is not None and trainer_state.global_step % self._placing.empty_cache_every == 0:
             placement.release()
         rewards = [None if judgement is None else judgement.score - less for judgement, less in zip(judged, off, strict=True)]
-        entries = list(map(Entry, original_prompt, words, requests, outcomes, rewards, self._pictures(columns, len(words))))
+        drawn, sources = (rendered.requests, rendered.outcomes), self._pictures(columns, len(words))
+        entries = list(map(Entry, original_prompt, words, *drawn, rewards, sources))
         if trainer_state is not None:
-            self._gallery.keep_step(trainer_state.global_step + 1, entries, pictures)
+            self._gallery.keep_step(trainer_state.global_step + 1, entries, rendered.pictures)
         elif moment is not None:
-            self._gallery.keep_held_out(moment, entries, pictures)
+            self._gallery.keep_held_out(moment, entries, rendered.pictures)
         return rewards
 
     def _requests(
         self, words: Sequence[str], prompts: Sequence[str], columns: Mapping[str, Any], log_metric: Log
-    ) -> list[RenderRequest | None]:
+    ) -> Iterator[RenderRequest | None]:
         """What is to be drawn, None for a completion without a word."""
         rubrics = columns.get("rubric") or [""] * len(words)
-        return [
-            RenderRequest(prompt, text, seed_of(self._config.seed, prompt), size, rubric=rubric) if text else None
-            for prompt, text, size, rubric in zip(prompts, words, sizes(columns, len(words)), rubrics, strict=True)
-        ]
+        for prompt, text, size, rubric in zip(prompts, words, sizes(columns, len(words)), rubrics, strict=True):
+            yield RenderRequest(prompt, text, seed_of(self._config.seed, prompt), size, rubric=rubric) if text else None
 
     def _pictures(self, columns: Mapping[str, Any], count: int) -> list[tuple[Source, ...]]:
         """What each completion begins from: nothing here, since the words are all that the renderer sees."""
@@ -117,8 +116,7 @@ class StatesReward(RenderedReward):
 
     def __init__(self, config: RunConfig, kind: Kind):
         """Raises ConfigError, too, for a policy whose states the renderer cannot read; for `kind` see PolicyStates."""
-        if config.renderer is None or ".py:" not in config.renderer.name:
-            width.check(config)
+        width.check(config)
         super().__init__(config, lambda text: answers.without_end(text).strip())
         self._kind: Kind = kind
         self._states: PolicyStates | None = None
@@ -133,15 +131,21 @@ class StatesReward(RenderedReward):
 
     def _requests(
         self, words: Sequence[str], prompts: Sequence[str], columns: Mapping[str, Any], log_metric: Log
-    ) -> list[RenderRequest | None]:
+    ) -> Iterator[RenderRequest | None]:
+        """The same, with states that are made when a request is taken: what was drawn before is judged meanwhile."""
         assert self._states is not None, "hold() gives the policy"
-        started = time.perf_counter()
+        started, seconds = time.perf_counter(), 0.0
         self._sources.clear()  # pictures are known by their place in memory, which is another row's once they are gone
         sources = self._pictures(columns, len(words))
-        encoded = self._states.encode(prompts, words, sources, columns.get("completion_ids"))
+        states, encoded = self._states.encode(prompts, words, sources, columns.get("completion_ids")), []
+        for request, pictures in zip(super()._requests(words, prompts, columns, log_metric), sources, strict=True):
+            encoded.append(next(states))
+            seconds += time.perf_counter() - started
+            yield request and replace(request, sources=pictures, conditioning=encoded[-1].conditioning)
+            started = time.perf_counter()
         if log_metric is not None:
             figures = {
-                "rendered/embed_seconds": time.perf_counter() - started,
+                "rendered/embed_seconds": seconds,
                 "rendered/tokens": sum(one.tokens for one in encoded) / len(encoded),
                 "rendered/dropped_tokens": sum(one.dropped for one in encoded),
             }
@@ -150,11 +154,6 @@ class StatesReward(RenderedReward):
                 figures[f"rendered/lost_beyond_{limit}"] = sum(beyond) / len(beyond)
             for name, value in figures.items():
                 log_metric(name, value)
-        plain = super()._requests(words, prompts, columns, log_metric)
-        return [
-            request and replace(request, sources=pictures, conditioning=one.conditioning)
-            for request, pictures, one in zip(plain, sources, encoded, strict=True)
-        ]
 
     def _pictures(self, columns: Mapping[str, Any], count: int) -> list[tuple[Source, ...]]:
         """The row's pictures, which are to be edited."""

@@ -152,9 +152,9 @@ class JudgeSection(Section):
 
     @property
     def address(self) -> str:
-        """Where an endpoint answers; raises ConfigError for an address with a name or password in it, which would be told in errors."""
+        """Where an endpoint answers; raises ConfigError for an address with a password or a query in it, which would be told in errors."""
         address = (self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI).rstrip("/")
-        if not address.startswith(("http://", "https://")) or "@" in address:
+        if not address.startswith(("http://", "https://")) or set(address) & set("@?#"):
             raise ConfigError("OPENAI_BASE_URL, or judge.base_url: is no plain http(s) address; secrets have their place in OPENAI_API_KEY")
         return address
 

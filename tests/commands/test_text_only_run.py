@@ -1,5 +1,7 @@
 """Covers a text-only Qwen that learns to rewrite prompts: drawn and judged, resumed, asked by its run_id, refused where it must see."""
 
+import re
+
 import pytest
 
 RUN = {
@@ -41,7 +43,8 @@ def test_it_learns_from_what_its_words_look_like(workshop, resumed):
 def test_it_answers_by_its_run_id(workshop, resumed):
     done = workshop.infer("--run_id", resumed, "--prompt", "a cat")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("original: a cat\nenhanced: ") and "\nquality: " in done.stdout
+    shown = re.fullmatch(r"original: a cat\nenhanced: (.*)\nlength: 5 -> (\d+) characters\nquality: [0-5]\.\d\d / 5\n", done.stdout, re.S)
+    assert shown and len(shown[1]) == int(shown[2])
 
 
 def test_it_is_refused_in_one_sentence_where_it_would_have_to_see(workshop, resumed, refused):

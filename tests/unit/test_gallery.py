@@ -19,6 +19,14 @@ def test_a_large_picture_is_kept_small(tmp_path):
         assert (kept.size, name[-5:]) == ((512, 341), ".jpeg")
 
 
+def test_nothing_but_pixels_is_kept_of_a_picture(tmp_path):
+    noise = Image.frombytes("RGB", (320, 320), random.Random(0).randbytes(320 * 320 * 3))
+    for picture in (noise, Image.new("RGB", (40, 40), "red")):
+        picture.info |= dict.fromkeys(("comment", "icc_profile", "exif", "xmp"), b"whose it is")
+        assert b"whose it is" not in (tmp_path / gallery.keep_picture(tmp_path, picture)).read_bytes()
+        assert picture.info  # the picture itself is another's
+
+
 def test_answers_before_and_after_are_kept_in_one_line(tmp_path):
     sample = Sample("7", [{"role": "user", "content": "?"}], [], "4")
     for when, text in (("before", "5"), ("after", "<reasoning>\n\n</reasoning>\n<answer>\n4\n</answer>")):

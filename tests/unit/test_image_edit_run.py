@@ -52,7 +52,7 @@ def test_an_edit_is_judged_beside_its_source_and_a_replay_needs_neither_renderer
         with Image.open(folder / line["sources"][0]) as source:
             assert source.size == (112, 112), "as the policy sees it"
 
-    (tmp_path / "pipeline/vae").rename(tmp_path / "gone")
+    (tmp_path / "pipeline").rename(tmp_path / "gone")
     replayed, again = run("replayed", replay="only")
     replay, _ = rendered_gallery.read(tmp_path / "runs/replayed")
     assert [line["sources"] for line in replay] == [line["sources"] for line in kept]

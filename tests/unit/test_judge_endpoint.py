@@ -450,11 +450,12 @@ def test_a_server_that_lists_no_models_is_asked_something(server):
         endpoint(server).check()
 
 
-def test_a_password_in_the_address_is_refused(monkeypatch):
-    monkeypatch.setenv("OPENAI_BASE_URL", "https://me:secret@gateway.example/v1")
+@pytest.mark.parametrize("address", ["https://me:secret@gateway.example/v1", "https://gateway.example/v1?key=secret"])
+def test_a_password_in_the_address_is_refused(monkeypatch, address):
+    monkeypatch.setenv("OPENAI_BASE_URL", address)
     with pytest.raises(ConfigError, match="OPENAI_API_KEY") as caught:
         Endpoint(JudgeSection(name="complex_edit"))
-    assert "secret@" not in str(caught.value)
+    assert "secret" not in str(caught.value).replace("secrets have", "")
 
 
 def test_no_key_goes_over_a_network_in_clear_text(server):
@@ -524,6 +525,16 @@ def test_the_key_is_told_nowhere(server, tmp_path, caplog, capfd, monkeypatch):
     assert len(caplog.text) > 1000 and len(files) >= 2
     assert KEY not in "".join(everything)
     assert KEY.encode() not in b"".join(files) + b"".join(json.dumps(asked.body).encode() for asked in server.asked)
+
+
+@pytest.mark.parametrize("said", [f"prose with {KEY}", Answer(None, refusal=f"I refuse {KEY}"), {"reason": f"{KEY} is red", "score": "10"}])
+def test_a_key_that_an_answer_repeats_is_kept_from_it(server, said):
+    server.answer = lambda asked: said
+    try:
+        told = repr(endpoint(server, attempts=1).ask(question()))
+    except JudgeError as error:
+        told = str(error)
+    assert "[OPENAI_API_KEY]" in told and KEY not in told
 
 
 def test_the_server_runs_as_a_process_of_its_own(tmp_path):

@@ -59,16 +59,21 @@ def test_the_first_judgement_stays(cache):
     assert cache().find([CAT]) == {CAT: SAID}
 
 
-def write_many(path, process):
+def write_many(path, process, start):
     cache = JudgementCache(path, "sd3", "clip")
+    start.wait(120)
     for number in range(50):
         cache.keep([(RenderRequest(f"p{process}", f"c{number}", 0), f"{process}/{number}", Judgement(number / 50))])
 
 
-def test_eight_processes_lose_nothing(tmp_path):
+@pytest.mark.parametrize("broken", [False, True])
+def test_eight_processes_lose_nothing(tmp_path, broken):
     path = tmp_path / "judgements.sqlite"
+    if broken:
+        path.write_bytes(b"not a database, by far" * 50)
     spawned = multiprocessing.get_context("spawn")
-    processes = [spawned.Process(target=write_many, args=(path, process)) for process in range(8)]
+    start = spawned.Barrier(8)
+    processes = [spawned.Process(target=write_many, args=(path, process, start)) for process in range(8)]
     for process in processes:
         process.start()
     for process in processes:
@@ -76,6 +81,7 @@ def test_eight_processes_lose_nothing(tmp_path):
     assert [process.exitcode for process in processes] == [0] * 8
     wanted = {RenderRequest(f"p{process}", f"c{number}", 0): Judgement(number / 50) for process in range(8) for number in range(50)}
     assert JudgementCache(path, "sd3", "clip").find(list(wanted)) == wanted
+    assert len(list(tmp_path.glob("judgements.sqlite.broken-*"))) == broken
 
 
 @pytest.mark.parametrize("how", ["no database", "overwritten in the middle"])

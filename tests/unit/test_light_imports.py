@@ -12,11 +12,11 @@ HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "vllm", "diffuser
 REPORT = "\nimport sys\nprint('LOADED', *sorted(sys.modules))"
 
 
-def modules_after(code: str, home: Path) -> set[str]:
-    """Run code in a new interpreter and return the names of the modules that it loaded."""
+def modules_after(code: str, home: Path, said: str = "") -> set[str]:
+    """Run code in a new interpreter, see that it said something, and return the names of the modules that it loaded."""
     environment = os.environ | {"PYTHONPATH": str(PROJECT / "src"), "GRPO_HOME": str(home), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-c", code + REPORT], cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and said in done.stdout, done.stderr
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 
@@ -105,6 +105,14 @@ def test_a_cheap_command_or_refusal_loads_no_heavy_library(arguments, tmp_path):
     loaded = modules_after(command(*arguments), tmp_path)
     assert "qwen_vl_grpo.cli" in loaded
     assert not loaded & HEAVY
+
+
+def test_a_policy_that_the_renderer_cannot_read_is_refused_as_fast(tmp_path):
+    (tmp_path / "transformer").mkdir()
+    (tmp_path / "transformer/config.json").write_text('{"joint_attention_dim": 3584}')
+    changes = ("model_name=Qwen/Qwen2.5-VL-3B-Instruct", f"renderer.model={tmp_path}", "gradient_accumulation_steps=16")
+    refused = command("train", "--config", "configs/text_to_image.yaml", *(part for change in changes for part in ("--set", change)))
+    assert not modules_after(refused, tmp_path, "take Qwen/Qwen2.5-VL-7B-Instruct") & HEAVY
 
 
 def test_help_reads_no_run(tmp_path):

@@ -4,12 +4,13 @@ import csv
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from demo import tiny_pictures
-from qwen_vl_grpo import evaluation, rendered_gallery, rendered_parts, tasks, training
+from qwen_vl_grpo import evaluation, placement, rendered_gallery, rendered_parts, tasks, training
 from qwen_vl_grpo.errors import ConfigError, DataError, HardwareError, JudgeError, RenderError
 from qwen_vl_grpo.sections import DataSection, TaskSection
 from qwen_vl_grpo.tasks import prompt_enhancement
@@ -120,6 +121,14 @@ def test_penalties_are_taken_off(reward):
     less, told = reward(pairs, penalties={"copying": 0.5, "painted_text": 0.25, "length": 0.1, "longest": 20})
     assert [before - after for before, after in zip(plain, less, strict=True)] == pytest.approx([0.5, 0.25, 0.35])
     assert told["rendered/penalty"] == pytest.approx((0.5 + 0.25 + 0.35) / 3)
+
+
+def test_memory_is_given_back_every_few_steps(reward, monkeypatch):
+    given_back = []
+    for step in range(12):
+        monkeypatch.setattr(placement, "release", lambda step=step: given_back.append(step))
+        reward([("a cat", "")], {"trainer_state": SimpleNamespace(global_step=step)}, placement={"empty_cache_every": 5})
+    assert given_back == [0, 5, 10]
 
 
 def test_a_row_may_have_a_size_of_its_own(reward):

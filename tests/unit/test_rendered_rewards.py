@@ -1,5 +1,6 @@
 """Covers rewards/rendered.py: judging while drawing, failures that are no scores, sizes, the cache and the replay."""
 
+import math
 import threading
 import time
 
@@ -77,7 +78,7 @@ def test_outcomes_come_in_the_order_of_the_requests_and_equal_ones_are_drawn_onc
 
 def test_a_batch_holds_pictures_of_one_size():
     wanted = [request("a"), request("b", size=(64, 32)), request("c"), request("d"), request("e", size=(64, 32))]
-    assert [[item.completion for item in batch] for batch in batches(wanted, 2)] == [["a", "c"], ["d"], ["b", "e"]]
+    assert [[item.completion for item in batch] for batch in batches(wanted, 2)] == [["a", "c"], ["b", "e"], ["d"]]
 
 
 def test_judging_goes_on_while_the_next_batch_is_drawn():
@@ -93,17 +94,38 @@ def test_what_cannot_be_drawn_or_judged_has_no_score():
     critic = Critic(failing=lambda request, call: JudgeError("unreadable") if request.completion == "c" else None)
     metrics = {}
     wanted = [request("a"), request("undrawable"), request("c"), None, request("d")]
-    found, pictures = scores(RenderedScores(Painter(), critic), wanted, most_failures=0.5, log_metric=metrics.__setitem__)
-    assert [str(getattr(item, "score", item)) for item in found] == [
+    found = scores(RenderedScores(Painter(), critic), wanted, most_failures=0.5, log_metric=metrics.__setitem__)
+    assert found.requests == wanted
+    assert [str(getattr(item, "score", item)) for item in found.outcomes] == [
         str(ord("a") / 255),
         "nothing to see",
         "unreadable",
         "None",
         str(ord("d") / 255),
     ]
-    assert [one.completion for one in pictures] == ["a", "c", "d"]
+    assert [one.completion for one in found.pictures] == ["a", "c", "d"]
     assert metrics["rendered/failed"] == 0.5
     assert metrics["rendered/empty"] == 0.2
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+def test_a_score_that_is_no_number_is_none(tmp_path, score):
+    memory = JudgementCache(tmp_path / "kept.sqlite", "painter", "critic")
+    critic = Critic(failing=lambda request, call: Judgement(score) if request.completion == "b" else None)
+    metrics, wanted = {}, [request("a"), request("b")]
+    found = scores(RenderedScores(Painter(), critic, memory), wanted, most_failures=0.5, log_metric=metrics.__setitem__)
+    assert isinstance(found.outcomes[0], Judgement) and "is no number" in str(found.outcomes[1])
+    assert metrics["rendered/failed"] == 0.5 and set(memory.find(wanted)) == {wanted[0]}
+
+
+def test_how_long_each_part_took_is_logged():
+    metrics = {}
+    wanted = [request(text) for text in "abc"]
+    scores(RenderedScores(Painter(0.02, batch_size=1), Critic(0.05, 1)), wanted, most_failures=0.5, log_metric=metrics.__setitem__)
+    for part, least in (("render", 0.02), ("judge", 0.05)):
+        assert least <= metrics[f"rendered/{part}_latency"] < metrics[f"rendered/{part}_seconds"]
+        assert metrics[f"rendered/{part}_seconds"] >= 3 * least
+    assert metrics["rendered/seconds"] >= 3 * 0.05
 
 
 def test_too_many_failures_stop_the_run_and_say_why():

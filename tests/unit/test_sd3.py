@@ -55,6 +55,8 @@ def test_size_and_settings_are_the_configs(renderer):
         assert renderer(**changes).identity != renderer().identity
     assert renderer(batch_size=1, offload="asleep", compile=True).identity == renderer().identity
     assert renderer(dtype="bfloat16").pipeline.transformer.dtype == torch.bfloat16
+    compiled = [renderer(compile=wanted).pipeline.transformer._compiled_call_impl is not None for wanted in (True, False)]
+    assert compiled == [True, False]
 
 
 def test_words_beyond_77_tokens_are_read_by_nobody_without_t5(renderer):
@@ -67,14 +69,21 @@ def test_a_size_that_the_model_cannot_draw_is_said(renderer):
         renderer().render(requests("a cat", size=(33, 32)))
 
 
-def test_memory_that_runs_out_in_the_middle_halves_the_batch_and_is_said_once(renderer, caplog):
+def too_much(kind):
+    if kind == "CPU":
+        torch.empty(1 << 60, dtype=torch.uint8)
+    raise torch.OutOfMemoryError("CUDA out of memory") if kind == "CUDA" else RuntimeError("MPS backend out of memory (MPS allocated …)")
+
+
+@pytest.mark.parametrize("kind", ["CUDA", "MPS", "CPU"])
+def test_memory_that_runs_out_in_the_middle_halves_the_batch_and_is_said_once(renderer, caplog, kind):
     generator, sizes = renderer(batch_size=8), []
     drawn = generator._draw
 
     def crowded(part):
         sizes.append(len(part))
         if len(part) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            too_much(kind)
         return drawn(part)
 
     generator._draw = crowded
@@ -95,6 +104,18 @@ def test_a_picture_that_does_not_fit_alone_is_a_failure_and_no_score(renderer):
 
     generator._draw = full
     assert all(isinstance(outcome, RenderError) for outcome in generator.render(requests("a", "b", "c")))
+
+
+def test_what_else_breaks_down_is_no_lack_of_memory(renderer):
+    generator = renderer(batch_size=8)
+
+    def broken(part):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    generator._draw = broken
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        generator.render(requests("a", "b"))
+    assert generator.batch_size == 8
 
 
 def test_numbers_that_are_none_and_blank_pictures_are_failures():

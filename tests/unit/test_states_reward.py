@@ -1,6 +1,7 @@
 """Covers rendered_reward.py where the renderer sees the policy's states: whose they are, what they are made of, and what is remembered."""
 
 import copy
+import threading
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,31 @@ def test_a_completion_without_a_word_has_no_score_and_marks_and_lengths_are_coun
     assert None not in scores[1:]
     assert (told["rendered/dropped_tokens"], told["rendered/empty"]) == (1, pytest.approx(1 / 3))
     assert 0.6 / 3 < told["rendered/lost_beyond_1024"] < told["rendered/lost_beyond_512"] < 1 / 3
+
+
+def test_completions_are_embedded_while_pictures_of_those_before_them_are_judged(made, policy, monkeypatch):
+    """Ten are two forward passes; a judge that answers only after the second would wait for ever if that waited for the judge."""
+    reward, events, second = made(), [], threading.Event()
+    judge, render = reward._score.judge.judge, reward._score.generator.render
+
+    def embeds(*_):
+        events.append("embed")
+        if events.count("embed") == 2:
+            second.set()
+
+    def judges(pictures):
+        assert second.wait(60)
+        return judge(pictures)
+
+    monkeypatch.setattr(reward._score.judge, "judge", judges)
+    monkeypatch.setattr(reward._score.generator, "render", lambda requests: events.append(len(requests)) or render(requests))
+    handle = policy[0].get_base_model().model.register_forward_pre_hook(embeds)
+    try:
+        scores = reward(completions=said(*"abcdefghij"), original_prompt=[PROMPT] * 10)
+    finally:
+        handle.remove()
+    assert None not in scores
+    assert events == ["embed", 4, 4, "embed", 2]
 
 
 def test_an_edit_begins_from_the_rows_picture_which_is_known_by_its_pixels(made, monkeypatch):

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import torch
@@ -116,18 +117,29 @@ class PolicyEncoder:
         the model changes: not what learns, not its training mode, not the positions that it remembers. Raises DataError for a number
         of pictures that the pipeline does not take.
         """
+        return list(self.one_by_one(turns, adapters))
+
+    def one_by_one(self, turns: Sequence[Turn], adapters: bool = True) -> Iterator[Encoded]:
+        """The same, with a batch read when its first turn is asked for; those of a sharded policy are read by all processes at once."""
         prefixes: dict[tuple[str, tuple[Source, ...]], tuple[Any, int]] = {}
         distinct = list(dict.fromkeys(turns))
         rows = [self._row(turn, prefixes) for turn in distinct]
+        passes = sharding.passes(self._model, -(-len(rows) // self._batch_size))
+        starts = range(0, passes * self._batch_size, self._batch_size)
+        read = chain.from_iterable(self._read(rows[start:][: self._batch_size], adapters) for start in starts)
+        read = iter(list(read)) if self.sharded else read
+        encoded: dict[Turn, Encoded] = {}
+        for turn in turns:
+            if turn not in encoded:
+                encoded[turn] = next(read)
+            yield encoded[turn]
+
+    def _read(self, batch: Sequence[_Row], adapters: bool) -> list[Encoded]:
+        """Rows in one forward pass; without any it is made all the same, for another process has more and needs this one's weights."""
         without = self._model.disable_adapter() if isinstance(self._model, PeftModel) and not adapters else nullcontext()
-        encoded: list[Encoded] = []
         with torch.no_grad(), _undisturbed(self._model), without:
-            for number in range(sharding.passes(self._model, -(-len(rows) // self._batch_size))):
-                batch = rows[number * self._batch_size :][: self._batch_size]
-                read = list(self._forward(batch or [NOTHING]))  # another process has more, and reads it with this one's part of the weights
-                encoded += [_encoded(row, states) for row, states in zip(batch, read, strict=False)]
-        by_turn = dict(zip(distinct, encoded, strict=True))
-        return [by_turn[turn] for turn in turns]
+            read = list(self._forward(batch or [NOTHING]))
+            return [_encoded(row, states) for row, states in zip(batch, read, strict=False)]
 
     def _row(self, turn: Turn, prefixes: dict[tuple[str, tuple[Source, ...]], tuple[Any, int]]) -> _Row:
         """Put the pipeline's template and the sampled ids together; the completions of a prompt share its `prefixes`."""

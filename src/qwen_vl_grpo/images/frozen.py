@@ -145,7 +145,11 @@ class FrozenRenderer(ABC):
         """What was drawn, or None where memory ran out; when this returns, what did not fit is let go of."""
         try:
             return self._draw(requests)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            from accelerate.utils.memory import should_reduce_batch_size  # MPS and the CPU have no class for it
+
+            if not isinstance(error, torch.OutOfMemoryError) and not should_reduce_batch_size(error):
+                raise
             return None
 
     def _draw(self, requests: Sequence[RenderRequest]) -> list[Image.Image | RenderError]:

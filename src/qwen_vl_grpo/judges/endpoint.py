@@ -120,7 +120,7 @@ class Endpoint:
             failed = None
             for choice in choices[:count]:
                 try:
-                    said.append(replies.read(choice, question))
+                    said.append(replies.read(choice, question, self._bare))
                 except Failure as failure:
                     failed = failure
             if failed is not None:
@@ -213,8 +213,11 @@ class Endpoint:
         return self._loaded
 
     def _told(self, said: object) -> str:
-        """What somebody else said, on one line and without the key: some gateways repeat it."""
-        return briefly(str(said).replace(self._key, "[OPENAI_API_KEY]") if self._key else said)
+        return briefly(self._bare(str(said)))
+
+    def _bare(self, said: Any) -> Any:
+        """What somebody else said, without the key: some gateways repeat it."""
+        return said.replace(self._key, "[OPENAI_API_KEY]") if self._key and isinstance(said, str) else said
 
     @property
     def _named(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +33,13 @@ class Reply:
     """Empty unless they were asked for and the server gives them."""
 
 
-def read(choice: Any, question: Question) -> Reply:
-    """The reply in one choice of a completion; raises Failure, passing where another attempt may give one.
+def read(choice: Any, question: Question, bare: Callable[[Any], Any]) -> Reply:
+    """The reply in one choice of a completion, its texts as `bare` leaves them; raises Failure, passing where another attempt may give one.
 
     The choice comes from a server that may break the protocol: nothing in it is taken for granted.
     """
     message = getattr(choice, "message", None)
-    text, refusal = getattr(message, "content", None), getattr(message, "refusal", None)
+    text, refusal = bare(getattr(message, "content", None)), bare(getattr(message, "refusal", None))
     reason = getattr(choice, "finish_reason", None)
     if refusal or reason == "content_filter":
         raise Failure(f"it refused ({briefly(refusal) if refusal else 'content filter'})")

@@ -7,9 +7,10 @@ cannot be drawn or judged has no score: None, never a number that nobody gave.
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -40,8 +41,9 @@ class Judgements(Protocol):
 class Rendered:
     """What one call came to."""
 
-    outcomes: list[Outcome]
-    """One for each request, in order."""
+    requests: list[RenderRequest | None]
+    outcomes: list[Outcome | None]
+    """One for each request, in order; None for a request of None."""
     remembered: int
     """Requests that nothing was drawn for."""
     seconds: float
@@ -65,20 +67,23 @@ class RenderedScores:
     memory: Judgements | None = None
     replay_only: bool = False
 
-    def __call__(self, requests: Sequence[RenderRequest]) -> Rendered:
-        """Raises what makes all pictures impossible: weights that cannot be loaded, a replay without its recording."""
+    def __call__(self, requests: Iterable[RenderRequest | None]) -> Rendered:
+        """Each request is taken when a batch has room for it, and what was drawn before is judged meanwhile; None is nothing to draw.
+
+        Raises what makes all pictures impossible: weights that cannot be loaded, a replay without its recording.
+        """
         started = time.perf_counter()
-        wanted = list(dict.fromkeys(requests))
-        outcomes: dict[RenderRequest, Outcome] = dict(self.memory.find(wanted)) if self.memory else {}
-        missing = [request for request in wanted if request not in outcomes]
-        remembered = sum(request in outcomes for request in requests)
+        taken: list[RenderRequest | None] = []
+        known: dict[RenderRequest, Judgement | None] = {}
+        missing = self._missing(requests, taken, known)
+        outcomes: dict[RenderRequest | None, Outcome | None] = {None: None}
         render_seconds: list[float] = []
         judge_seconds: list[float] = []
         small: dict[RenderRequest, Image] = {}
-        if missing and self.replay_only:
+        if self.replay_only and (unknown := list(missing)):
             raise JudgeError(
-                f"judge.replay: only: {len(missing)} of {len(wanted)} completions were never judged under these settings, the first "
-                f"for {missing[0].original!r}; record them with replay: use, or put back the settings that the recording was made with"
+                f"judge.replay: only: {len(unknown)} of {len(known)} completions were never judged under these settings, the first "
+                f"for {unknown[0].original!r}; record them with replay: use, or put back the settings that the recording was made with"
             )
         with ThreadPoolExecutor(self.judge.concurrency, "judge") as pool:
             calls: list[Future[list[tuple[RenderRequest, Outcome]]]] = []
@@ -93,15 +98,28 @@ class RenderedScores:
                         part = pictures[start : start + self.judge.batch_size]
                         calls.append(pool.submit(self._judged, part, judge_seconds))
                     small |= {request: _small(image) for request, image in pictures}
-                if missing:
+                if render_seconds:
                     self.generator.rest()
                 for call in calls:
                     outcomes |= dict(call.result())
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        in_order = [outcomes[request] for request in requests]
-        return Rendered(in_order, remembered, time.perf_counter() - started, render_seconds, judge_seconds, small)
+        outcomes |= {request: judgement for request, judgement in known.items() if judgement}
+        remembered = sum(known.get(request) is not None for request in taken if request)
+        seconds = time.perf_counter() - started
+        return Rendered(taken, [outcomes[request] for request in taken], remembered, seconds, render_seconds, judge_seconds, small)
+
+    def _missing(
+        self, requests: Iterable[RenderRequest | None], taken: list[RenderRequest | None], known: dict[RenderRequest, Judgement | None]
+    ) -> Iterator[RenderRequest]:
+        """What is to be drawn, each request once; `taken` gets all of them, and `known` what is remembered of each."""
+        for request in requests:
+            taken.append(request)
+            if request is not None and request not in known:
+                known[request] = self.memory.find([request]).get(request) if self.memory else None
+                if known[request] is None:
+                    yield request
 
     def _judged(self, pictures: Sequence[tuple[RenderRequest, Image]], seconds: list[float]) -> list[tuple[RenderRequest, Outcome]]:
         """Judge some pictures and remember what was said, in a thread."""
@@ -122,11 +140,17 @@ class RenderedScores:
 
     def _asked(self, pictures: Sequence[tuple[RenderRequest, Image]]) -> Sequence[Judgement | JudgeError]:
         try:
-            return self.judge.judge(pictures)
+            return [_finite(one) for one in self.judge.judge(pictures)]
         except JudgeError as error:
             if not error.passing:
                 raise
             return [error] * len(pictures)
+
+
+def _finite(said: Judgement | JudgeError) -> Judgement | JudgeError:
+    if isinstance(said, Judgement) and not math.isfinite(said.score):
+        return JudgeError(f"the judge's score is {said.score}, which is no number; a picture that it cannot score is a JudgeError")
+    return said
 
 
 def _small(image: Image) -> Image:
@@ -135,14 +159,15 @@ def _small(image: Image) -> Image:
     return copy
 
 
-def batches(requests: Sequence[RenderRequest], size: int) -> Iterator[list[RenderRequest]]:
-    """Requests of one picture size each, at most `size` at once, in order of first appearance."""
-    by_size: dict[Any, list[RenderRequest]] = {}
+def batches(requests: Iterable[RenderRequest], size: int) -> Iterator[list[RenderRequest]]:
+    """Requests of one picture size each, `size` at once while there are so many; no request is taken before the last full batch is done."""
+    waiting: dict[Any, list[RenderRequest]] = {}
     for request in requests:
-        by_size.setdefault(request.size, []).append(request)
-    for group in by_size.values():
-        for start in range(0, len(group), size):
-            yield group[start : start + size]
+        batch = waiting.setdefault(request.size, [])
+        batch.append(request)
+        if len(batch) == size:
+            yield waiting.pop(request.size)
+    yield from waiting.values()
 
 
 def seed_of(run_seed: int, original: str) -> int:
@@ -151,23 +176,22 @@ def seed_of(run_seed: int, original: str) -> int:
 
 
 def scores(
-    score: RenderedScores, requests: Sequence[RenderRequest | None], most_failures: float, log_metric: Callable[..., Any] | None = None
-) -> tuple[list[Outcome | None], Mapping[RenderRequest, Image]]:
-    """Judge requests and log how long each part took and what failed; returns what each came to, and small copies of what was drawn.
+    score: RenderedScores, requests: Iterable[RenderRequest | None], most_failures: float, log_metric: Callable[..., Any] | None = None
+) -> Rendered:
+    """Judge requests, and log how long each part took and what failed.
 
-    A request of None is a completion without anything to draw, and comes to None. Raises RenderError or JudgeError if a larger share than
-    `most_failures` of the others fails.
+    Raises RenderError or JudgeError if a larger share than `most_failures` of what was to be drawn fails.
     """
-    asked = [request for request in requests if request is not None]
-    rendered = score(asked)
-    failed = [outcome for outcome in rendered.outcomes if not isinstance(outcome, Judgement)]
-    judged = [outcome for outcome in rendered.outcomes if isinstance(outcome, Judgement)]
+    rendered = score(requests)
+    asked = [outcome for outcome in rendered.outcomes if outcome is not None]
+    failed = [outcome for outcome in asked if not isinstance(outcome, Judgement)]
+    judged = [outcome for outcome in asked if isinstance(outcome, Judgement)]
     if log_metric is not None:
         figures = {
             "rendered/seconds": rendered.seconds,
             "rendered/render_seconds": sum(rendered.render_seconds),
             "rendered/judge_seconds": sum(rendered.judge_seconds),
-            "rendered/empty": (len(requests) - len(asked)) / len(requests),
+            "rendered/empty": rendered.outcomes.count(None) / len(rendered.outcomes),
             "rendered/failed": len(failed) / max(1, len(asked)),
             "rendered/remembered": rendered.remembered / max(1, len(asked)),
         }
@@ -185,5 +209,4 @@ def scores(
             f"{len(failed)} of {len(asked)} pictures could not be drawn or judged, and judge.most_failures allows {most_failures:.0%}; "
             f"the first: {failed[0]}"
         )
-    outcomes = iter(rendered.outcomes)
-    return [None if request is None else next(outcomes) for request in requests], rendered.pictures
+    return rendered
