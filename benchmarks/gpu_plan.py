@@ -87,11 +87,12 @@ def settings(size: str, name: str) -> RunConfig:
 def predict(config: RunConfig, gib: float) -> tuple[Fit, dict[str, Any]]:
     """The plan's answer for a card, and the figures of it that can be measured, in GiB."""
     fit = planning.plan(config, [("this card", gib)], PROMPT).cards[0]
-    config = planning.settled(config, shapes.of(config), PROMPT, gib)
-    held = footprint.measure(config, shapes.of(config), PROMPT)
+    known = shapes.of(config)
+    config = planning.settled(config, known, PROMPT, gib)
+    held = footprint.measure(config, known, PROMPT)
     sizes = {
-        "allocated by torch at most": footprint.torch_peak(held, config, gib * GIB), "host": sum(storage.host(config, held, True).values()),
-        "checkpoint": storage.disk(config, shapes.of(config), held).checkpoint,
+        "allocated by torch at most": footprint.torch_peak(held, config, gib * GIB),
+        "host": sum(storage.host(config, known, held, True).values()), "checkpoint": storage.disk(config, known, held).checkpoint,
     }  # fmt: skip
     return fit, {"in use": fit.phases, "layers recomputed": fit.recomputed} | {name: round(size / GIB, 3) for name, size in sizes.items()}
 

@@ -171,6 +171,13 @@ counts ours, so it is a little low there.
 Not measured yet: full fine-tuning, some layers recomputed, an engine that stays awake (rows `plan-3b` and `plan-7b`, not run yet),
 4 bits, Qwen2-VL and Qwen3-VL, any MI300X, several cards, renderer and judge, host memory beside the libraries of a card.
 
+Host memory on a card is libraries, the file of the weights, which is mapped while the card takes them, and what a renderer or judge keeps
+there. An engine that sleeps keeps nothing on the host at level 2, which a run takes wherever it frees memory; at level 1, the next choice
+(training.log names it), vLLM's weights lie there pinned and come on top. Without a card everything lies on the host. There activations
+count double: no autocast makes them bfloat16, and glibc keeps for later what was freed. How much it keeps is not predictable: four small
+runs took 0.97 to 1.08 of the plan, a fifth that recomputes its layers 1.5. With MALLOC_MMAP_THRESHOLD_=4194304 in the environment the
+fifth took 1.7 GiB in place of 2.6 (0.96 of the plan), for 7 % more time (one run each, 115 million weights, one thread, 2026-11-29).
+
 ## The documented run
 
 `grpo plan`, on a machine without a GPU:

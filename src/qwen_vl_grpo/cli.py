@@ -29,7 +29,7 @@ from qwen_vl_grpo import (
     cli_studio,
     cli_validate,
 )
-from qwen_vl_grpo.cli_flags import AsJson, Config, Debug, Overrides, load, refuse_early, show_log
+from qwen_vl_grpo.cli_flags import AsJson, Config, Debug, Named, Overrides, load, refuse_early, show_log
 from qwen_vl_grpo.errors import GrpoError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -122,6 +122,7 @@ def prepare(config: Config = "configs/qwen_grpo.yaml", overrides: Overrides = No
 
 @app.command()
 def plan(
+    named: Named = None,
     config: Annotated[str, typer.Option("--config", help="The run's YAML file.")] = "configs/qwen_grpo.yaml",
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set batch_size=4. Repeatable.")] = None,
     card: Annotated[str | None, typer.Option("--card", help="Only this card: MI300X, H200, H100, 24GB, or its GiB.")] = None,
@@ -135,7 +136,7 @@ def plan(
     from qwen_vl_grpo import config as configs
     from qwen_vl_grpo import hardware, plan_text, planning
 
-    run = load(config, overrides)
+    run = load(named or config, overrides)
     configs.elsewhere(run)
     cards = [planning.named(card)] if card and card != "all" else list(planning.CARDS.values())
     machine = hardware.detect()

@@ -12,6 +12,7 @@ import typer
 from qwen_vl_grpo import findings
 
 Config = Annotated[str, typer.Argument(help="The run's YAML file.", metavar="CONFIG")]
+Named = Annotated[str | None, typer.Argument(help="The run's YAML file, as --config names it.", metavar="CONFIG")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change one key: --set data.workers=4. Repeatable.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Backend = Annotated[

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from qwen_vl_grpo.cli_flags import AsJson, Backend, Debug, Overrides, heed, load, show_log
+from qwen_vl_grpo.cli_flags import AsJson, Backend, Debug, Named, Overrides, heed, load, show_log
 
 
 def probe(
     policy: Annotated[
         str | None, typer.Argument(help="A run_id, or a model; what the config starts from if not given.", metavar="RUN_OR_MODEL")
     ] = None,
+    named: Named = None,
     config: Annotated[str, typer.Option("--config", help="The run's YAML file.")] = "configs/qwen_grpo.yaml",
     overrides: Overrides = None,
     count: Annotated[int, typer.Option("--k", min=2, help="Sampled completions for each row.")] = 8,
@@ -24,7 +25,7 @@ def probe(
     """Measure how often a policy solves each row of a config, for data.filter and data.curriculum; goes on where it was stopped."""
     from qwen_vl_grpo import checks, environment, hardware, solve_rates
 
-    run = load(config, overrides)
+    run = load(named or config, overrides)
     if policy:
         run = run.model_copy(update={"data": run.data.model_copy(update={"probe": policy})})
     machine = hardware.detect()

@@ -239,8 +239,12 @@ def backward(config: RunConfig, shapes: Shapes, tokens: int, patches: int) -> in
     # the backward pass begins at the last layer, which is kept, and comes to the recomputed ones when what was kept is gone
     begins = layers + max(tokens * _widths(shapes, config, "extra") if layers else 0.0, head) * wider
     comes = max(tokens * _widths(shapes, config, "recomputed") if recomputed else 0.0, tower_working) * wider
-    casts = 2 * shapes.learning(lora) if _learning_width(config) == 4 else 0  # autocast keeps bfloat16 copies of float32 weights
-    return round(checkpoints + tower_kept + max(begins, comes) + ends * wider) + casts + _dequantized(config, shapes)
+    return round(checkpoints + tower_kept + max(begins, comes) + ends * wider) + casts(config, shapes) + _dequantized(config, shapes)
+
+
+def casts(config: RunConfig, shapes: Shapes) -> int:
+    """The bfloat16 copies that autocast keeps of float32 weights that learn."""
+    return 2 * shapes.learning(config.lora) if _learning_width(config) == 4 else 0
 
 
 def recomputed_layers(config: RunConfig, shapes: Shapes) -> int:
@@ -260,7 +264,7 @@ def _generation(config: RunConfig, shapes: Shapes, together: int, prompt_tokens:
 
 def _head(config: RunConfig, shapes: Shapes, learns: bool) -> int:
     tokens = config.batch_size * config.max_completion_length
-    tile = 2 * min(tokens, TOKEN_TILE) * VOCABULARY_TILE
+    tile = 2 * min(tokens, TOKEN_TILE) * min(shapes.vocabulary, VOCABULARY_TILE)
     weight_gradient = (4 + 2) * shapes.vocabulary * shapes.hidden if learns else 0  # accumulated in float32, then cast
     return tile + tokens * shapes.hidden * (2 + 4) + weight_gradient
 

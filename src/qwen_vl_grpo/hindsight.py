@@ -28,7 +28,7 @@ def predict(config: RunConfig, machine: Hardware, gib: float | None, longest: in
     config = config.model_copy(update={"gradient_checkpointing": recomputed, "dtype": dtype})
     held = spreading.split(footprint.measure(config, known, prompt), config, known, spread)
     drawing = rendered_footprint.measure(config)
-    host = storage.host(config, held, machine.accelerated, drawing.on_host() if drawing else 0)
+    host = storage.host(config, known, held, machine.accelerated, drawing.on_host() if drawing else 0)
     figures = {HOST: sum(host.values()) / GIB, CHECKPOINT: storage.disk(config, known, held).checkpoint / GIB}
     if gib is not None:
         fit = planning.judge(config, known, prompt, machine.name, gib, spread)

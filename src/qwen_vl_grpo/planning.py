@@ -102,7 +102,7 @@ def plan(
     completions = config.batch_size * config.gradient_accumulation_steps * ranks
     return Plan(
         config.run_id, config.model_name, known.source, known.tied, known.weights(), known.learning(config.lora), measured, kept, drawing,
-        storage.disk(config, known, measured), storage.host(config, measured, on_card, drawing.on_host() if drawing else 0),
+        storage.disk(config, known, measured), storage.host(config, known, measured, on_card, drawing.on_host() if drawing else 0),
         pace.asked(config), config.max_steps, completions * measured.sequence, judged,
     )  # fmt: skip
 

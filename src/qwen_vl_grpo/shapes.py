@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,8 @@ class Shapes:
     def learning(self, lora: LoraSection) -> int:
         """How many weights learn: the adapter's, or in full fine-tuning those of the parts that learn."""
         if lora.enabled:
-            return sum(linear.count * lora.r * (linear.inputs + linear.outputs) for linear in self.linears if _adapted(linear, lora))
+            chosen = lora.parts, lora.target_modules
+            return sum(one.count * lora.r * (one.inputs + one.outputs) for one in self.linears if _adapted(one.part, one.name, *chosen))
         own = {"embeddings": "language", "head": "head" if "head" in lora.parts else "language"}
         return sum(count for name, count in self.weights().items() if own.get(name, name) in lora.parts)
 
@@ -241,11 +243,12 @@ def _tower(family: str, width: int, mlp: int, depth: int, merged: int, out: int,
     yield Linear("merger", "2", merged, out, True, 1 + deepstack)
 
 
-def _adapted(linear: Linear, lora: LoraSection) -> bool:
-    if linear.part != "language" or "language" not in lora.parts:
-        return linear.part in lora.parts
+@cache  # a plan asks a hundred thousand times
+def _adapted(part: str, name: str, parts: tuple[str, ...], targets: tuple[str, ...]) -> bool:
+    if part != "language" or "language" not in parts:
+        return part in parts
     # the pattern of policy.adapter, on the name of one layer's module
-    return re.fullmatch(rf"layers\.\d+\.(?:.*\.)?(?:{'|'.join(lora.target_modules)})", f"layers.0.{linear.name}") is not None
+    return re.fullmatch(rf"layers\.\d+\.(?:.*\.)?(?:{'|'.join(targets)})", f"layers.0.{name}") is not None
 
 
 def _nf4_bytes(weights: int) -> int:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qwen_vl_grpo.config import RunConfig
-from qwen_vl_grpo.footprint import GIB, Footprint, has_engine
+from qwen_vl_grpo.footprint import GIB, Footprint, casts, has_engine
 from qwen_vl_grpo.shapes import Shapes, local_file
 
 PROCESSOR = 16 * 2**20
 """Tokenizer and processor of a published Qwen-VL; those of a local folder are looked at."""
 WORDS = (".json", ".txt", ".jinja", ".model")
-LIBRARIES, ENGINE = int(1.15 * GIB), int(1.6 * GIB)
-"""Host memory of Python with torch, transformers and TRL, and what vLLM adds: seen on a CPU with a tiny model and Qwen's vocabulary
-(benchmarks/gpu_plan.py); a vocabulary of a demonstration takes 0.2 less, and the libraries of a card's driver are not counted."""
+LIBRARIES, ENGINE, TOKEN = int(0.95 * GIB), int(1.6 * GIB), 1400
+"""Host memory of Python with torch, transformers and TRL, what vLLM adds, and the tokenizer's bytes an entry: seen on a CPU with tiny
+models (benchmarks/gpu_plan.py); the libraries of a card's driver are not counted."""
+ON_THE_CPU = 2.0
+"""Activations on a CPU against those of the footprint in float32: without autocast all of them are float32 (1.3 to 1.6), and glibc keeps
+for later what was freed."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,14 @@ def disk(config: RunConfig, shapes: Shapes, held: Footprint) -> Disk:
     return Disk(held.adapter or held.weights, held.optimizer, _processor(config), kept, warmup)
 
 
-def host(config: RunConfig, held: Footprint, on_card: bool, drawn: int = 0) -> dict[str, int]:
+def host(config: RunConfig, shapes: Shapes, held: Footprint, on_card: bool, drawn: int = 0) -> dict[str, int]:
     """Part -> bytes of host memory; `drawn` is what a renderer or judge keeps there. Without a card everything lies there."""
-    parts = {"libraries": LIBRARIES + ENGINE * has_engine(config), "renderer and judge": drawn}
+    libraries = LIBRARIES + TOKEN * shapes.vocabulary + ENGINE * has_engine(config)
+    parts = {"libraries": libraries, "renderer and judge": drawn}
     if on_card:  # the file is mapped while the card takes its weights
         return {name: size for name, size in (parts | {"weights while they load": held.weights}).items() if size}
-    learning = held.pictures + held.gradients + max(held.backward, held.score)
+    activations = round(ON_THE_CPU * max(held.backward - casts(config, shapes), held.score))
+    learning = held.pictures + held.gradients + activations
     return parts | {"policy": held.resident + max(learning, held.generation, held.evaluation)}
 
 

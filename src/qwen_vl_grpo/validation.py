@@ -51,12 +51,13 @@ def validate(config: RunConfig) -> Findings:
     weighted = tasks.rewards(task, config) if task.examples else []  # of renderers and judges, say, nothing is asked here
     policy.check(config)
     processor = policy.load_processor(config)
-    found, shown, seen = Findings(), False, {}
+    found, shown, seen, readable = Findings(), False, {}, True
     for name, split in _parts(config):
         rows, report = dataset.prepare(config, task, processor, name, split)
         found.said.append(str(report))
         refused = dataset.refused(report, config)
         found.faults += [f"{report.name}, row {number}: {what}" for number, _, what in refused]
+        readable &= not refused and len(rows) > 0
         if not len(rows):
             found.faults.append(f"{report.name}: no row is left to use")
             continue
@@ -75,7 +76,7 @@ def validate(config: RunConfig) -> Findings:
         examined, faults = answers(samples, task, weighted)
         found.said.append(f"{report.name}: {examined}")
         found.faults += [f"{report.name}, {fault}" for fault in faults]
-    if not found.faults:
+    if readable:
         parts = splits.load(solve_rates.unsorted(config), task, processor)
         found.said.append(
             f"{len(parts.train)} rows to train on, {len(parts.held_out or ())} held out, {parts.shared} left out for a picture"

@@ -26,7 +26,7 @@ def test_a_card_that_is_too_small_ends_with_1_and_the_knob_to_turn(workshop):
     assert (done.returncode, done.stderr) == (1, "")
     assert "does not fit" in done.stdout
     turned = [word for line in done.stdout.splitlines() if "turn first:" in line for word in line.split("turn first:")[1].split()]
-    again = workshop.grpo("plan", "--config", config, "--card", "40", "--set", "vllm_gpu_memory_utilization=0.9", *turned)
+    again = workshop.grpo("plan", config, "--card", "40", "--set", "vllm_gpu_memory_utilization=0.9", *turned)
     assert again.returncode == 0, again.stdout
 
 

@@ -3,7 +3,7 @@
 
 def test_a_run_is_probed_by_its_id_and_the_terminal_shows_how_often_it_solves_its_rows(workshop, finished):
     config = workshop.config("probing", data={"limit": 6}, rewards=[])
-    done = workshop.grpo("probe", finished, "--config", config, "--k", "2")
+    done = workshop.grpo("probe", finished, config, "--k", "2")
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert said[0].startswith("solve rates of 6 rows, at least 2 completions each at temperature 1"), done.stdout

@@ -1,4 +1,4 @@
-"""Covers a whole run of image editing with tiny real parts: judged by Complex-Edit's protocol, shown, and replayed from its recording."""
+"""Covers a whole run of image editing with tiny real parts: judged by Complex-Edit's protocol, shown, replayed, and evaluated."""
 
 import json
 
@@ -8,7 +8,7 @@ from PIL import Image
 from demo import edit_rows, tiny_qwen_image
 from demo.images import answer
 from demo.judge_server import JudgeServer
-from qwen_vl_grpo import rendered_gallery, training
+from qwen_vl_grpo import cli, rendered_gallery, training
 
 
 @pytest.fixture
@@ -17,14 +17,14 @@ def run(config_of, checkpoint, tmp_path):
     edit_rows.write(tmp_path / "edits")
     tiny_qwen_image.build(tmp_path / "pipeline", "qwen_image_edit", checkpoint("qwen2_5_vl"))
 
-    def train(run_id, **judge):
+    def train(run_id, learning_rate=1e-5, **judge):
         config = config_of(
             run_id=run_id, output_dir=str(tmp_path / "runs"), model_name=checkpoint("qwen2_5_vl"), dataset_name=str(tmp_path / "edits"),
             dataset_split="test_real", data={"complexity": 2, "limit": 8}, evaluation={"held_out": 0.25, "samples": 1, "blind": False},
             task={"name": "image_edit"}, max_steps=2, batch_size=4, num_generations=4, gradient_accumulation_steps=1,
             max_completion_length=8, loss_type="dr_grpo", lora={"r": 4, "alpha": 8}, tracking={"report_to": "none"},
             renderer={"name": "qwen_image_edit", "model": str(tmp_path / "pipeline"), "width": 32, "height": 32, "steps": 1},
-            judge={"name": "complex_edit", "votes": 2, "cache": str(tmp_path / "kept.sqlite")} | judge,
+            learning_rate=learning_rate, judge={"name": "complex_edit", "votes": 2, "cache": str(tmp_path / "kept.sqlite")} | judge,
         )  # fmt: skip
         with tiny_qwen_image.small_sources():
             card = training.train(config)
@@ -59,3 +59,35 @@ def test_an_edit_is_judged_beside_its_source_and_a_replay_needs_neither_renderer
     assert [step["reward"] for step in again] == [step["reward"] for step in steps]
     assert replayed.metrics["after"] == recorded.metrics["after"]
     assert "correct" not in recorded.metrics["after"]["greedy"]
+
+
+@pytest.fixture
+def evaluate(tmp_path, capsys):
+    """Run `grpo evaluate` with a cache of judgements of its own, and return what it told."""
+
+    def told(*command):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["evaluate", *command, "--json", "--set", f"judge.cache={tmp_path / 'evaluated.sqlite'}"])
+        assert ended.value.code == 0
+        return json.loads(capsys.readouterr().out)
+
+    return told
+
+
+def test_a_run_and_its_base_are_evaluated_from_their_own_states_as_training_scored_them(run, evaluate):
+    with JudgeServer(answer) as server, tiny_qwen_image.small_sources():
+        card, _ = run("edited", learning_rate=0.05, base_url=server.url)
+        trained = len(server.asked)
+        told, evaluated = evaluate("edited", "--against", "base"), len(server.asked)
+        again = evaluate("edited")
+    assert trained < evaluated == len(server.asked), "the judge is asked anew, and then what was answered is kept"
+    assert again["scores"] == told["tuned"]["scores"]
+    for who, when in (("base", "before"), ("tuned", "after")):
+        scored, trainings = told[who]["scores"]["greedy"], card.metrics[when]["greedy"]
+        assert {key: scored[key] for key in trainings} == trainings
+        alignment, identity, quality, official = (
+            scored["measures"][f"told/{name}"]["mean"] for name in ("alignment", "identity", "quality", "official")
+        )
+        assert official == pytest.approx((alignment + identity + quality) / 3, abs=1e-4)
+    assert card.metrics["before"]["greedy"]["rewards"] != card.metrics["after"]["greedy"]["rewards"]

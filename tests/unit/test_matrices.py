@@ -1,4 +1,4 @@
-"""Covers the matrix puzzles: answers, sides of the split, pictures that show what they ask, and targets as noisy as they say."""
+"""Covers the matrix puzzles: answers, sides of the split, pictures that show what they ask, noise as told, and what the page says."""
 
 import json
 import random
@@ -6,7 +6,7 @@ import random
 import numpy
 import pytest
 
-from demo import matrices
+from demo import matrices, results
 from qwen_vl_grpo import answers
 
 
@@ -54,3 +54,12 @@ def test_targets_are_as_noisy_as_they_say(written):
     shown = [target for target in targets if "reasoning" in target]
     misread = matrices.READING_NOISE * 4 / 5  # one in five draws the number that is there
     assert sum(read_rightly in target for target in shown) / len(shown) == pytest.approx(1 - misread, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("interval", "said"), [((-0.3, -0.1), "content was lost"), ((-0.1, 0.1), "may be chance"), ((0.1, 0.3), "content was learned, too")]
+)
+def test_the_page_calls_content_lost_or_learned_only_where_that_is_no_chance(interval, said):
+    content = {"change": sum(interval) / 2, "interval": interval}
+    changes = {"greedy": {"format": {"change": 1.0}, "correct": {"change": 0.5}, "official": content}, "sampled": {"official": content}}
+    assert said in results.what_it_learned(changes)

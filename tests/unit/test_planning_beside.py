@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from demo import tiny_qwen
 from qwen_vl_grpo import config as configs
 from qwen_vl_grpo import footprint, pace, plan_text, planning, rendered_footprint, shapes, spreading, storage
 from qwen_vl_grpo.footprint import GIB, Prompt
@@ -80,8 +81,28 @@ def test_as_many_checkpoints_lie_there_as_are_kept_and_written(changes, at_once)
 
 def test_without_a_card_the_host_holds_the_whole_run():
     config = documented(use_vllm=False, dtype="float32")
-    assert storage.host(config, held(config), on_card=True).keys() == {"libraries", "weights while they load"}
-    assert storage.host(config, held(config), on_card=False)["policy"] > held(config).resident
+    assert storage.host(config, SEVEN, held(config), on_card=True).keys() == {"libraries", "weights while they load"}
+    assert storage.host(config, SEVEN, held(config), on_card=False)["policy"] > held(config).resident
+
+
+MEASURED = {
+    # size of demo.tiny_qwen, GiB of ru_maxrss: two steps of 4 answers of 64 tokens after prompts of at most 88, 2026-11-29
+    "a tiny policy, whole": ("tiny", 1.00, {"enabled": False}),
+    "115 million weights, whole": ("100m", 3.16, {"enabled": False}),
+    "115 million weights, an adapter": ("100m", 2.33, {"r": 8}),
+}
+
+
+@pytest.mark.parametrize("case", MEASURED)
+def test_the_host_memory_of_a_run_on_a_cpu_is_what_it_took(case):
+    size, took, lora = MEASURED[case]
+    known = shapes.read(tiny_qwen.config("qwen2_5_vl", tiny_qwen.processor("qwen2_5_vl"), size).to_dict(), case)
+    config = documented(
+        use_vllm=False, dtype="float32", lora=lora, gradient_checkpointing=False, batch_size=4, max_completion_length=64, num_generations=4,
+        gradient_accumulation_steps=1,
+    )  # fmt: skip
+    told = storage.host(config, known, footprint.measure(config, known, Prompt(72, 1, 16)), on_card=False)
+    assert sum(told.values()) / GIB == pytest.approx(took, rel=0.08)
 
 
 def test_a_judge_is_asked_once_a_question_and_picture():

@@ -83,13 +83,14 @@ def test_the_kv_cache_has_what_the_weights_leave_of_the_share():
 
 
 def test_logits_of_all_tokens_never_exist():
-    wide = shapes.read(
-        {"model_type": "qwen2_5_vl", "text_config": dict.fromkeys(shapes.TEXT_KEYS, 64) | {"vocab_size": 10**7, "num_hidden_layers": 1}}, ""
-    )
-    narrow = shapes.read(
-        {"model_type": "qwen2_5_vl", "text_config": dict.fromkeys(shapes.TEXT_KEYS, 64) | {"vocab_size": 10**5, "num_hidden_layers": 1}}, ""
-    )
-    assert held(known=wide).backward == held(known=narrow).backward
+    def of(vocabulary):
+        text = dict.fromkeys(shapes.TEXT_KEYS, 64) | {"vocab_size": vocabulary, "num_hidden_layers": 1}
+        return held(known=shapes.read({"model_type": "qwen2_5_vl", "text_config": text}, ""))
+
+    assert of(10**7).backward == of(10**5).backward
+    tokens = of(10**5).sequences * documented().max_completion_length
+    narrower = of(footprint.VOCABULARY_TILE).logits - of(400).logits
+    assert narrower == 2 * tokens * (footprint.VOCABULARY_TILE - 400), "a vocabulary that is no tile wide takes none"
 
 
 def test_a_micro_step_of_half_the_sequences_keeps_half():

@@ -50,11 +50,11 @@ def rows(answers):
 def trainer_of(checkpoint, config_of, tmp_path):
     ledgers = []
 
-    def build(answers, **changes):
+    def build(answers, reward=paid, **changes):
         paid.answers = []
         config = config_of(model_name=checkpoint("qwen2_5_vl"), **(SMALL | changes))
         ledgers.append(Ledger(tmp_path, config.max_steps))
-        prepared = assembly.Prepared(LUCK, [paid], [1.0], policy.load_processor(config), rows(answers), [], None, 0)
+        prepared = assembly.Prepared(LUCK, [reward], [1.0], policy.load_processor(config), rows(answers), [], None, 0)
         return assembly.build_trainer(config, prepared, assembly.load_policy(config, prepared, tmp_path), tmp_path, ledgers[-1])
 
     yield build
@@ -71,6 +71,22 @@ def test_level_groups_give_way_to_rows_with_spread(trainer_of):
     assert paid.answers.count("4") == 4 * seen["dynamic_sampling/replaced"]
     assert seen["groups/without_spread"] == pytest.approx(1 - seen["dynamic_sampling/replaced"] / 3)
     assert seen["grad_norm"] > 0
+
+
+def shaped(completions, **_):
+    """Pays each completion of a group differently, right or wrong."""
+    return [float(place % 4) for place in range(len(completions))]
+
+
+def flat(completions, **_):
+    return [1.0] * len(completions)
+
+
+@pytest.mark.parametrize(("answers", "reward", "level"), [("909" + "0" * 5, shaped, True), ("444", flat, False)])
+def test_the_verdict_decides_which_groups_are_level_and_not_the_rewards(trainer_of, answers, reward, level):
+    trainer = trainer_of(answers, reward)
+    trainer.train()
+    assert (trainer.state.log_history[0]["dynamic_sampling/level"] == 3) == level
 
 
 def test_what_is_scored_is_of_the_new_rows_throughout(trainer_of):

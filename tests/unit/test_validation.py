@@ -66,6 +66,13 @@ def test_a_held_out_row_that_is_trained_on_is_a_fault(validate):
     assert "1 held-out rows are trained on, so that their scores reward memory" in found.faults[0]
 
 
+def test_a_fault_of_an_answer_hides_none_of_what_is_held_out(validate):
+    unanswerable = GOOD | {"answer": "<answer>"}
+    faults = "\n".join(validate(unanswerable, GOOD, held_out=[GOOD], evaluation={"dataset_split": "test"}).faults)
+    assert "its own answer '<answer>' is judged wrong" in faults
+    assert "1 held-out rows are trained on" in faults
+
+
 def test_a_held_out_picture_that_is_a_scaled_copy_is_doubted_and_shown(validate, tmp_path, own_home):
     noise = Image.effect_noise((20, 15), 99).resize((320, 240), Image.Resampling.BICUBIC)
     noise.save(tmp_path / "one.png")
