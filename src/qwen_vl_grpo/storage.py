@@ -13,7 +13,9 @@ PROCESSOR = 16 * 2**20
 WORDS = (".json", ".txt", ".jinja", ".model")
 LIBRARIES, ENGINE, TOKEN = int(0.95 * GIB), int(1.6 * GIB), 1400
 """Host memory of Python with torch, transformers and TRL, what vLLM adds, and the tokenizer's bytes an entry: seen on a CPU with tiny
-models (benchmarks/gpu_plan.py); the libraries of a card's driver are not counted."""
+models (benchmarks/gpu_plan.py)."""
+ENGINE_ON_A_CARD = int(0.6 * GIB)
+"""What vLLM and the card's driver add where the engine's memory is the card's: 0.59 to 0.61 in six runs (docs/gpu_rows/plan-*.json)."""
 ON_THE_CPU = 2.0
 """Activations on a CPU against those of the footprint in float32: without autocast all of them are float32 (1.3 to 1.6), and glibc keeps
 for later what was freed."""
@@ -48,7 +50,7 @@ def disk(config: RunConfig, shapes: Shapes, held: Footprint) -> Disk:
 
 def host(config: RunConfig, shapes: Shapes, held: Footprint, on_card: bool, drawn: int = 0) -> dict[str, int]:
     """Part -> bytes of host memory; `drawn` is what a renderer or judge keeps there. Without a card everything lies there."""
-    libraries = LIBRARIES + TOKEN * shapes.vocabulary + ENGINE * has_engine(config)
+    libraries = LIBRARIES + TOKEN * shapes.vocabulary + (ENGINE_ON_A_CARD if on_card else ENGINE) * has_engine(config)
     parts = {"libraries": libraries, "renderer and judge": drawn}
     if on_card:  # the file is mapped while the card takes its weights
         return {name: size for name, size in (parts | {"weights while they load": held.weights}).items() if size}
