@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -102,12 +101,7 @@ def alone(size: str, name: str, path: Path) -> dict[str, Any]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     log = path.with_suffix(".log")
-    with log.open("w", encoding="utf-8") as file:
-        try:
-            command = [sys.executable, "-m", "benchmarks.gpu_plan", size, name, str(path)]
-            ended = subprocess.run(command, stdout=file, stderr=file, timeout=LIMIT, check=False).returncode
-        except subprocess.TimeoutExpired:
-            ended = "no answer in time"
+    ended = gpu_rig.ended(["-m", "benchmarks.gpu_plan", size, name, str(path)], log, LIMIT)
     if ended or not path.is_file():
         return {"ended with": ended, "said": log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:]}
     return json.loads(path.read_text(encoding="utf-8"))

@@ -6,12 +6,14 @@ which its loss is 0 on pictures: the middle column of docs/rollouts.md.
 
 from __future__ import annotations
 
+import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -44,6 +46,22 @@ def made(size: str, vocabulary: str) -> None:
         from demo import digits
 
         digits.write(FOLDER / "digits")
+
+
+def ended(command: Sequence[str], log: Path, seconds: float, variables: Mapping[str, str] | None = None) -> int | str:
+    """Run a command of Python's to its end, or kill it with all that it started: an engine that outlives its process holds the card."""
+    with log.open("w", encoding="utf-8") as file:
+        process = subprocess.Popen(
+            [sys.executable, *command], stdout=file, stderr=file, env=os.environ | (variables or {}), start_new_session=True
+        )
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return "no answer in time"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def prepare(size: str, changes: Sequence[str]) -> tuple[RunConfig, assembly.Prepared]:

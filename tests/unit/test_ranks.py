@@ -53,6 +53,12 @@ def test_two_devices_have_the_gradient_of_one_with_twice_the_accumulation(seen, 
             assert told_by_two[name] == pytest.approx(told[name], rel=1e-4, abs=1e-6), name
 
 
+def test_a_policy_that_accelerate_has_split_has_the_gradient_of_one_device(seen):
+    one, two = seen["1-0"]["dapo"][0], seen["2-0"]["fsdp2"][0]
+    assert one.keys() == two.keys()
+    assert max((gradient - two[name]).abs().max() for name, gradient in one.items()) <= 1e-6
+
+
 def test_processes_share_work_in_order_and_the_main_one_acts_first(seen):
     main, other = both(seen, "exchanged")
     assert (main["part"], other["part"]) == ([0, 1], [2, 3, 4])

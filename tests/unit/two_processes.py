@@ -7,12 +7,16 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import torch
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from PIL import Image
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCallback
+from transformers.trainer_utils import SaveStrategy
 
 from demo import digits, tiny_qwen_image
 from qwen_vl_grpo import assembly, policy, ranks, sharding, tasks, training
@@ -49,7 +53,8 @@ class Gradient(TrainerCallback):
         self.seen = []
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **_):
-        self.seen.append({name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None})
+        gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+        self.seen.append({name: getattr(own, "full_tensor", own.clone)() for name, own in gradients.items()})
 
 
 def odd(completions, **_):
@@ -73,9 +78,10 @@ def trainer_of(folder, checkpoint, **changes):
     return assembly.build_trainer(config, prepared, assembly.load_policy(config, prepared, folder), folder, Ledger(folder, 1))
 
 
-def gradient(folder, checkpoint, **changes):
+def gradient(folder, checkpoint, share=lambda trainer: None, **changes):
     """One step on completions that are given, and log-probabilities of an engine that is a little off."""
     trainer = trainer_of(folder, checkpoint, **changes)
+    share(trainer)
     start = ranks.place() * ROWS // ranks.count()
 
     def single_turn(prompts, *_, **__):
@@ -88,6 +94,16 @@ def gradient(folder, checkpoint, **changes):
     trainer.add_callback(callback)
     trainer.train()
     return callback.seen[0], trainer.state.log_history[0]
+
+
+def by_accelerate(trainer):
+    """Split a trainer's policy as accelerate does on cards (FSDP2): on a CPU it leaves a policy whole."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=True)
+    its = SimpleNamespace(fsdp_plugin=plugin)
+    cards = SimpleNamespace(state=its, mixed_precision="no", device=torch.device("cpu"), is_main_process=ranks.place() == 0, is_fsdp2=True)
+    assert fsdp2_prepare_model(cards, trainer.model) is trainer.model
+    trainer.accelerator.prepare_model = lambda model, **_: model  # no DDP around it
+    trainer.args.save_strategy = SaveStrategy.NO
 
 
 def sharded(checkpoint):
@@ -185,6 +201,7 @@ def main(folder, checkpoint):
             (folder.parent / "reward.py").write_text(REWARD, encoding="utf-8")
         whole, parted = sharded(checkpoint)
         processor = AutoProcessor.from_pretrained(checkpoint)
+        seen["fsdp2"] = gradient(folder, checkpoint, by_accelerate, gradient_accumulation_steps=accumulation, **CASES["dapo"])
         seen["exchanged"] = exchanged()
         seen["nothing"] = one_sees_nothing(whole, parted, processor)
         seen["states"] = unequal_cache_hits(folder, checkpoint, parted, processor)
