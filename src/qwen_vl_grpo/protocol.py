@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qwen_vl_grpo import __version__, answering, dataset, splits, subjects, tasks
+from qwen_vl_grpo import __version__, answering, dataset, registry, splits, subjects, tasks
 from qwen_vl_grpo.answering import BackendName
-from qwen_vl_grpo.config import RunConfig
+from qwen_vl_grpo.config import RunConfig, check
 from qwen_vl_grpo.errors import ConfigError, GrpoError
 from qwen_vl_grpo.interfaces import RewardFunction, Task
 from qwen_vl_grpo.loading import RunPolicy
@@ -73,23 +73,32 @@ def pinned(config: RunConfig, task: Task, functions: Sequence[RewardFunction], r
 def seen(subject: RunPolicy, config: RunConfig, rows: Any) -> dict[str, Any]:
     """How many of the rows a run was trained on, by their pictures or without any by their prompts, and whether they are of its own split.
 
+    What the runs that it started from were trained on counts, too.
     Nobody knows that of a model; `unknown` says why it cannot be told of a run.
     """
     if isinstance(subject, subjects.ModelPolicy):
         return {"unknown": "a model, and what it was trained on is not known here"}
-    own = subject.config
-    same = (own.dataset_name, own.dataset_split) == (config.dataset_name, config.dataset_split)
     try:
-        trained = splits.load(own, tasks.build(own.task), subject.processor).train
+        configs = _lineage(subject.config)
+        trained = [splits.load(one, tasks.build(one.task), subject.processor).train for one in configs]
     except GrpoError as error:
         return {"unknown": f"its training rows cannot be read: {error}"}
-    pictures = {picture for row in trained["picture_ids"] for picture in row}
-    prompts = {json.dumps(prompt, sort_keys=True) for prompt in trained["prompt"]}
+    same = any((one.dataset_name, one.dataset_split) == (config.dataset_name, config.dataset_split) for one in configs)
+    pictures = {picture for part in trained for row in part["picture_ids"] for picture in row}
+    prompts = {json.dumps(prompt, sort_keys=True) for part in trained for prompt in part["prompt"]}
     shared = sum(
         not pictures.isdisjoint(shown) if shown else json.dumps(prompt, sort_keys=True) in prompts
         for shown, prompt in zip(rows["picture_ids"], rows["prompt"], strict=True)
     )
-    return {"rows": shared, "trained_rows": len(trained), "same_split": same and config.evaluation.dataset_split is None}
+    return {"rows": shared, "trained_rows": sum(map(len, trained)), "same_split": same and config.evaluation.dataset_split is None}
+
+
+def _lineage(config: RunConfig) -> list[RunConfig]:
+    """The configs of a run and of those that it started from."""
+    if config.init_from is None:
+        return [config]
+    card, run_dir = registry.resolve(config.init_from)
+    return [config, *_lineage(check(card.config, str(run_dir / "run.json")))]
 
 
 def _code(config: RunConfig) -> str:

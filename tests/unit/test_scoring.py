@@ -98,6 +98,9 @@ def test_rows_that_a_run_was_trained_on_are_said(scored, config_of, rows):
     make_run(scored.run_dir.parent, "apart", scored.config.model_name, 2, **part)
     apart = scoring.evaluate(load("apart"), held_out, scoring.Asked(2, 0, "transformers", 2))
     assert "other rows of this very split (train); these were held out" in evaluated.markdown(apart.result)
+    make_run(scored.run_dir.parent, "further", scored.config.model_name, 3, **part | {"init_from": "scored", "dataset_split": "test"})
+    further = scoring.evaluate(load("further"), held_out, scoring.Asked(2, 0, "transformers", 2))
+    assert further.result["seen"]["rows"] == 2, "what it started from was trained on them"
 
 
 def test_who_is_neither_run_nor_model_is_refused(scored, tmp_path):
