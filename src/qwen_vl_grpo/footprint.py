@@ -154,7 +154,7 @@ def measure(config: RunConfig, shapes: Shapes, prompt: Prompt | None = None) -> 
         logits=round(_head(config, shapes, learns=not lora.enabled and bool(lora.language)) * _wider(config)),
         generation=generation["rollouts"],
         evaluation=generation["evaluation"],
-        engine_weights=base if has_engine(config) else 0,
+        engine_weights=shapes.total() * width if has_engine(config) else 0,  # whole, beside a 4-bit base, too
         kv_token=kv_token,
         engine_context=config.vllm_max_model_length or shapes.context,
     )

@@ -79,11 +79,16 @@ class FaithfulGeneration(VLLMGeneration):
 
     @engine_errors("it started")
     def _init_vllm(self) -> None:
-        """Hand our options to the engine (trl#3788), and find out whether sleep mode frees memory on this machine."""
+        """Hand our options to the engine (trl#3788), and find out whether sleep mode frees memory on this machine.
+
+        It holds whole weights beside a 4-bit base, too: TRL makes it quantise what it loads, and each sync would round the policy again
+        (trl#3466).
+        """
         clip_times.told()
         self._measure("before the engine")
         published = vllm_generation.LLM  # pyright: ignore[reportPrivateImportUsage]
-        options = self.settings.options | {"seed": self.settings.seed * 1009 + self.accelerator.process_index // self.tensor_parallel_size}
+        options = {"quantization": None} | self.settings.options
+        options |= {"seed": self.settings.seed * 1009 + self.accelerator.process_index // self.tensor_parallel_size}
         vllm_generation.LLM = lambda **given: published(**(given | options))  # pyright: ignore
         try:
             super()._init_vllm()
@@ -129,7 +134,7 @@ class FaithfulGeneration(VLLMGeneration):
         """Merge LoRA out of place: TRL adds to the base and subtracts again, and a bf16 base drifts (trl#6688)."""
         deepspeed: Any = self.accelerator.state.deepspeed_plugin
         plain = not self._dist.is_fsdp and (deepspeed is None or deepspeed.zero_stage < 3)
-        if plain and isinstance(self.model, PeftModel) and not getattr(self.model, "is_loaded_in_4bit", False):
+        if plain and isinstance(self.model, PeftModel):
             return merged_weights(self.model)
         return super()._iter_named_params()
 
@@ -274,14 +279,24 @@ def merged_weights(model: PeftModel) -> Generator[tuple[str, torch.Tensor], None
                 continue
             plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
             module = layers.get(name.removesuffix(".base_layer.weight"))
+            base = whole(weight)
             if module is None or module.disable_adapters:
-                yield plain, weight.data
+                yield plain, base
                 continue
-            total = weight.data.float()
+            total = base.float()
             for active in module.active_adapters:
                 if active in module.lora_A:
                     total = total + module.get_delta_weight(active).float()
-            yield plain, total.to(weight.dtype)
+            yield plain, total.to(base.dtype)
+
+
+def whole(weight: Any) -> torch.Tensor:
+    """A weight as its layer multiplies with it: one of a 4-bit base dequantised."""
+    if (state := getattr(weight, "quant_state", None)) is None:
+        return weight.data
+    from bitsandbytes.functional import dequantize_4bit  # pyright: ignore[reportMissingImports]
+
+    return dequantize_4bit(weight.data, state)
 
 
 def collapse(ids: Sequence[int], vision_tokens: Sequence[int], clips: Sequence[tuple[int, Sequence[int]]] = ()) -> list[int]:

@@ -36,6 +36,15 @@ def test_the_engine_gets_what_peft_would_merge(adapted):
     assert changed == len(ours)
 
 
+def test_the_engine_gets_what_a_4_bit_base_multiplies_with(checkpoint, config_of):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install bitsandbytes")
+    config = config_of(model_name=checkpoint("qwen2_5_vl"), lora={"quantization": "4bit"})
+    model = get_peft_model(policy.load_model(config), policy.adapter(config.lora))
+    layer = model.get_base_model().get_decoder().layers[0].self_attn.q_proj
+    given = dict(rollouts.merged_weights(model))["model.language_model.layers.0.self_attn.q_proj.weight"]
+    torch.testing.assert_close(given.T + layer.base_layer.bias, layer(torch.eye(len(given), requires_grad=True)), rtol=1e-5, atol=1e-6)
+
+
 def test_the_base_is_bit_equal_after_500_syncs_where_trls_way_changes_it(adapted):
     base = {name: weight.clone() for name, weight in adapted.named_parameters() if "lora_" not in name}
     for _ in range(500):
