@@ -73,8 +73,8 @@ TURNS = {
         ["vllm_enable_sleep_mode"],
     ),
     "an adapter": (H100, {"lora": {"enabled": False}, "beta": 0.1}, ["lora.enabled"]),
-    "four bits": (32, {}, ["lora.quantization"]),
-    "several": (23.5, {}, ["vllm_gpu_memory_utilization", "vllm_max_model_length", "lora.quantization"]),
+    "four bits": (34, {}, ["lora.quantization"]),
+    "several": (28, {}, ["vllm_gpu_memory_utilization", "vllm_max_model_length", "lora.quantization"]),
     "shorter completions": (
         H100,
         {"use_vllm": False, "batch_size": 1, "num_generations": 32, "gradient_accumulation_steps": 32, "max_completion_length": 65536},
@@ -101,10 +101,10 @@ def test_smaller_micro_steps_leave_the_step_as_it_is():
 
 
 def test_none_of_several_knobs_could_be_left_out():
-    found = fit(23.5).knobs
+    found = fit(28).knobs
     for left_out in found:
         config = knobs.changed(documented(), {key: value for key, value in found.items() if key != left_out})
-        assert not planning.judge(config, SEVEN, Prompt(), "", 23.5).fits
+        assert not planning.judge(config, SEVEN, Prompt(), "", 28).fits
 
 
 def test_where_no_knob_is_enough_none_is_named():
@@ -114,7 +114,7 @@ def test_where_no_knob_is_enough_none_is_named():
 
 
 def test_the_text_names_the_source_of_the_shapes_and_what_is_estimated():
-    shown = plan_text.text(planning.plan(documented(), planning.CARDS.values(), known=SEVEN))
+    shown = plan_text.text(planning.plan(documented(), [("a card", 28)], known=SEVEN))
     assert "8,292,166,656 weights, read from the kept shapes of Qwen/Qwen2.5-VL-7B; 40,370,176 learn" in shown
     assert "estimated, GiB: activations scoring" in shown
     assert "turn first: --set vllm_gpu_memory_utilization=" in shown
