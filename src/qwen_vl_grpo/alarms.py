@@ -33,6 +33,8 @@ MASKED_SHARE = 0.25
 """A quarter of what was sampled is cut off at the bound of the importance weights, or thrown away."""
 FAILED_SHARE = 0.05
 """One picture in twenty earns nothing because nobody judged it; `judge.most_failures` ends a run at its own share."""
+EMPTY_SHARE = 0.1
+"""A completion without a word has no score, so none that is bad: in the sign demonstration, tried so, a quarter of a step fell silent."""
 INDEPENDENT = ("eval/greedy/correct", "eval/greedy/quality", "eval/greedy/official")
 """What is measured on rows that are not trained on, and not by the reward."""
 FALL, REWARD_RISE = 0.1, 0.05
@@ -175,6 +177,11 @@ def _entropy(entries: Sequence[Entry], recent: Sequence[Entry]) -> str | None:
     return f"entropy fell from {before:.2g} to {after:.2g} nats a token at a reward of {earned:.2f}, where groups have shown {best:.2f}"
 
 
+def _silent(_: Sequence[Entry], recent: Sequence[Entry]) -> str | None:
+    share = mean(recent, "rendered/empty")
+    return f"{share:.2f} of the completions have no word to draw" if share and share >= EMPTY_SHARE else None
+
+
 def _not_a_number(entries: Sequence[Entry], _: Sequence[Entry]) -> str | None:
     last = entries[-1]
     parts = [key for key in last if key.startswith("rewards/") and key.endswith("/mean")]
@@ -261,6 +268,11 @@ ALARMS = (
         "judge_failures", _unjudged,
         "Those completions teach nothing, and if they are of one kind the rest is biased: see training.log for the first failure; "
         "limits are judge.requests_per_minute and judge.timeout",
+    ),
+    Alarm(
+        "silent", _silent,
+        "A bad picture costs the policy something and silence nothing: lower learning_rate, set beta above 0, or add a reward for words "
+        "under rewards",
     ),
     Alarm("not_a_number", _not_a_number, "A reward judged nothing in this step (is its judge down?): see training.log"),
     Alarm(

@@ -267,7 +267,7 @@ class TrackingSection(Section):
 
 AlarmName = Literal[
     "clipped", "groups_without_spread", "format_without_correctness", "length_collapse", "length_runaway", "entropy_collapse", "kl",
-    "reward_alone", "judge_failures", "not_a_number", "zero_reward", "slow_step", "sampling_disagreement",
+    "reward_alone", "judge_failures", "silent", "not_a_number", "zero_reward", "slow_step", "sampling_disagreement",
 ]  # fmt: skip
 
 

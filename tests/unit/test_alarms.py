@@ -12,7 +12,7 @@ HEALTHY = {
     "groups/without_spread": 0.1, "groups/best": 1.0, "completions/clipped_ratio": 0.02, "completions/mean_length": 200.0,
     "rewards/strict_format_reward_func/mean": 0.1, "rewards/correctness_reward_func/mean": 0.4,
     "rollouts/effective_sample_size": 0.99, "rollouts/logp_difference/mean": 0.01, "rollouts/masked_share": 0.0,
-    "kl": 0.02, "step_time": 10.0, "rendered/failed": 0.0, "eval/greedy/correct": 0.5,
+    "kl": 0.02, "step_time": 10.0, "rendered/failed": 0.0, "rendered/empty": 0.0, "eval/greedy/correct": 0.5,
 }  # fmt: skip
 SICK = {
     "clipped": {"completions/clipped_ratio": 0.6},
@@ -24,6 +24,7 @@ SICK = {
     "kl": {"kl": 1.5},
     "reward_alone": {"reward": 0.6, "eval/greedy/correct": 0.4},
     "judge_failures": {"rendered/failed": 0.1},
+    "silent": {"rendered/empty": 0.2},
     "slow_step": {"step_time": 30.0},
     "not_a_number": {"rewards/correctness_reward_func/mean": None},
     "zero_reward": {"reward": 0.0, "reward_std": 0.0},
@@ -41,6 +42,7 @@ NEAR = {
     "kl": {"kl": 0.9},
     "reward_alone": {"reward": 0.6, "eval/greedy/correct": 0.46},  # within what the few rows of an evaluation move by chance
     "judge_failures": {"rendered/failed": 0.04},
+    "silent": {"rendered/empty": 0.08},
     "not_a_number": {"loss": 0.0},
     "zero_reward": {"reward": 0.0},  # no mean, but a spread
     "slow_step": {"step_time": 19.0},
