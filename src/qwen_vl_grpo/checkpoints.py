@@ -112,7 +112,9 @@ def saved_bytes(model: Any) -> int:
     """About what a checkpoint takes: an adapter or all weights, and AdamW's two moments of those that learn."""
     from peft import PeftModel
 
-    sizes = [(weight.numel() * weight.element_size(), weight.requires_grad) for weight in model.parameters()]
+    sizes = [  # ZeRO-3 leaves a parted weight without elements of its own, and tells how many it has
+        (getattr(weight, "ds_numel", weight.numel()) * weight.element_size(), weight.requires_grad) for weight in model.parameters()
+    ]
     learned = sum(size for size, learns in sizes if learns)
     return 2 * learned + (learned if isinstance(model, PeftModel) else sum(size for size, _ in sizes))
 

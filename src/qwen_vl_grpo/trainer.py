@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from transformers import TrainerState
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo import attempts, checkpoints, gallery, groups, processors, ranks, tracking
+from qwen_vl_grpo import attempts, checkpoints, gallery, groups, policy, processors, ranks, strategies, tracking
 from qwen_vl_grpo.correction import importance_weights, joined, statistics
-from qwen_vl_grpo.errors import DivergenceError, PolicyError, RegistryError
+from qwen_vl_grpo.errors import ConfigError, DivergenceError, PolicyError, RegistryError
 from qwen_vl_grpo.interfaces import Clip
 from qwen_vl_grpo.pictures import OncePreprocessed, SharedRows
 from qwen_vl_grpo.rollouts import FaithfulGeneration
@@ -52,6 +52,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         if processors.tokenizer(named["processing_class"]).padding_side != "left":  # trl#5785
             raise PolicyError("the processor pads on the right, which puts picture types on padded places; set padding_side to left")
         self._clip_of = clip_of
+        self._read_in = policy.dtype_of(named["model"])
         super().__init__(*arguments, **named)
         self._table_images: list[Any] = []
         self._kept: dict[str, str] = {}
@@ -217,8 +218,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         """Keep a whole policy in the dtype that it was read in: what FSDP2 gathers is float32 (accelerate 1.15), twice the disk."""
         model: Any = self.accelerator.unwrap_model(self.model)
         if state_dict is not None and not isinstance(model, PeftModel):
-            kept = model.config.dtype
-            state_dict = {name: weight.to(kept) if weight.is_floating_point() else weight for name, weight in state_dict.items()}
+            state_dict = {name: weight.to(self._read_in) if weight.is_floating_point() else weight for name, weight in state_dict.items()}
         super()._save(output_dir, state_dict)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
@@ -248,7 +248,13 @@ class VisionGRPOTrainer(GRPOTrainer):
         self._load_from_checkpoint(str(checkpoint))
 
     def at_the_end_of(self, checkpoint: Path) -> None:
-        """Take the weights and the step of a checkpoint to which no step is to be added."""
+        """Take the weights and the step of a checkpoint to which no step is to be added; raises ConfigError where no process could hold
+        the weights of a whole policy."""
+        if (strategy := strategies.named()) in strategies.SHARDED:
+            raise ConfigError(
+                f"{checkpoint}: is the last step of its run, and what is left is to score it, for which {strategy} would have to begin "
+                "training; resume it with --strategy ddp"
+            )
         self._load_from_checkpoint(str(checkpoint))
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
 
@@ -267,7 +273,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         resuming passes over every name that is not the module's own, so that the run would go on from the untrained weights.
         """
         model = model or self.model
-        if isinstance(model, PeftModel) or self.is_fsdp_enabled or self.is_deepspeed_enabled:
+        if isinstance(model, PeftModel) or self.is_fsdp_enabled:
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
         saved = type(model).from_pretrained(resume_from_checkpoint, dtype=model.dtype)
         model.load_state_dict(saved.state_dict())

@@ -33,6 +33,7 @@ from qwen_vl_grpo import (
     ranks,
     registry,
     rollouts,
+    strategies,
     tracking,
 )
 from qwen_vl_grpo.assembly import Prepared, build_trainer, load_policy, prepare
@@ -260,7 +261,7 @@ def _exam(config: RunConfig, prepared: Prepared, trainer: VisionGRPOTrainer, run
     if not hardware.is_main_process():
         return None
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        log.info("no proof is kept: the weights are sharded")
+        log.info("no proof is kept under %s", strategies.named())
         return None
     samples = prepared.held_out or [dataset.to_sample(row) for row in prepared.rows.select(range(min(proof.ITEMS, len(prepared.rows))))]
     model = trainer.accelerator.unwrap_model(trainer.model)

@@ -11,9 +11,9 @@ from PIL import Image
 from safetensors.torch import load_file
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo import assembly, gallery, parity, policy, processors, tasks
+from qwen_vl_grpo import assembly, gallery, launch, parity, policy, processors, tasks
 from qwen_vl_grpo import trainer as trainer_module
-from qwen_vl_grpo.errors import HardwareError, PolicyError
+from qwen_vl_grpo.errors import ConfigError, HardwareError, PolicyError
 from qwen_vl_grpo.hardware import Hardware
 from qwen_vl_grpo.ledger import Ledger
 from qwen_vl_grpo.trainer import TABLE_ROWS, VisionGRPOTrainer
@@ -308,10 +308,10 @@ def test_a_step_moves_the_parts_that_learn_and_no_other(trainer_of, family, lora
 
 
 def test_weights_gathered_in_float32_are_kept_in_the_dtype_that_the_policy_was_read_in(trainer_of, tmp_path):
-    trainer = trainer_of("qwen2_5_vl", rows(1))
-    trainer.model.config.dtype = torch.bfloat16
-    trainer._save(str(tmp_path / "kept"), {name: weight.float() for name, weight in trainer.model.state_dict().items()})
-    assert {weight.dtype for weight in load_file(tmp_path / "kept/model.safetensors").values()} == {torch.bfloat16}
+    trainer = trainer_of("qwen2_5_vl", rows(1), dtype="bfloat16")
+    for folder in ("kept", "kept-again"):  # a save writes into the model's config what it found
+        trainer._save(str(tmp_path / folder), {name: weight.float() for name, weight in trainer.model.state_dict().items()})
+        assert {weight.dtype for weight in load_file(tmp_path / folder / "model.safetensors").values()} == {torch.bfloat16}
 
 
 def test_parity_is_held_to_what_is_computed_in_and_not_to_what_weights_are_kept_in(trainer_of, monkeypatch):
@@ -319,3 +319,11 @@ def test_parity_is_held_to_what_is_computed_in_and_not_to_what_weights_are_kept_
     assert parity.computed_in(trainer) is torch.float32
     monkeypatch.setattr(type(trainer.accelerator), "mixed_precision", "bf16")
     assert parity.computed_in(trainer) is torch.bfloat16
+
+
+def test_the_last_checkpoint_of_a_split_policy_is_not_scored_from_weights_that_no_process_holds(trainer_of, monkeypatch, tmp_path):
+    trainer = trainer_of("qwen2_5_vl", rows(1))
+    for name, value in launch.TOLD["fsdp2"].items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="for which fsdp2 would have to begin training; resume it with --strategy ddp"):
+        trainer.at_the_end_of(tmp_path / "checkpoint-3")
