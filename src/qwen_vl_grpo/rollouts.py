@@ -26,7 +26,7 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration, extract_logprobs
 from trl.trainer import grpo_trainer
 
-from qwen_vl_grpo import clip_times, processors
+from qwen_vl_grpo import clip_times, processors, sharding
 from qwen_vl_grpo.errors import EngineError, GrpoError, HardwareError, RolloutError, briefly
 from qwen_vl_grpo.hardware import FREED_SHARE
 from qwen_vl_grpo.interfaces import Clip
@@ -136,6 +136,7 @@ class FaithfulGeneration(VLLMGeneration):
         plain = not self._dist.is_fsdp and (deepspeed is None or deepspeed.zero_stage < 3)
         if plain and isinstance(self.model, PeftModel):
             return merged_weights(self.model)
+        sharding.part_again(self.model)
         return super()._iter_named_params()
 
     @engine_errors("it generated")

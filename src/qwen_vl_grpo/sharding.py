@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from trl.trainer import utils as trl_utils
 
 from qwen_vl_grpo import ranks
@@ -28,6 +29,14 @@ def sharded(model: Any) -> bool:
 def passes(model: Any, wanted: int) -> int:
     """How many forward passes this process makes, where it wants so many: as many as any other, if the model is sharded."""
     return max(ranks.gathered(wanted)) if sharded(model) else wanted
+
+
+def part_again(model: Any) -> None:
+    """Take back what a pass has left whole: of FSDP2 the head's weights, since TRL's fused head reads them without ever calling it, while
+    TRL asks each weight that it hands to vLLM for its parts (trl 1.16)."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def gathered_head(*tensors: Any) -> Any:
