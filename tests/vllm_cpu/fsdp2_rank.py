@@ -13,7 +13,7 @@ from qwen_vl_grpo import config as configs
 from qwen_vl_grpo import ranks, strategies, training
 
 if __name__ == "__main__":
-    PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
+    PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)  # pyright: ignore
     PartialState(backend="gloo")
     ranks.meet()
     assert strategies.named() == "fsdp2"
