@@ -33,7 +33,7 @@ ln -sf "$folder/usr/libexec/docker/cli-plugins/docker-buildx" "$folder/client/cl
 # A hundred thousand small files are written and thrown away: in memory, where there is enough of it.
 mkdir "$folder/images"
 if [ "$(awk '/MemAvailable/ {print int($2 / 1000000)}' /proc/meminfo)" -ge 12 ]; then
-    mount -t tmpfs -o size=6g tmpfs "$folder/images" || true
+    mount -t tmpfs -o size=7g tmpfs "$folder/images" || true
 fi
 
 export PATH=$folder/usr/bin:$folder/usr/sbin:$PATH
