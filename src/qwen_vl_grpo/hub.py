@@ -267,7 +267,9 @@ def _refusal(error: Exception, to: str) -> HubError:
     if isinstance(error, _http_error()):
         return HubError(f"{repo}: {urlsplit(_endpoint()).hostname} cannot be reached ({kind}); try again later", passing=True)
     if isinstance(error, OSError) and error.errno is not None:
-        return HubError(f"{repo}: {os.strerror(error.errno)}{f' ({error.filename})' if error.filename else ''}; make room and try again")
+        gone = isinstance(error, FileNotFoundError)
+        advice = "was it deleted on its way (save_total_limit)? publish a later one" if gone else "make room and try again"
+        return HubError(f"{repo}: {os.strerror(error.errno)}{f' ({error.filename})' if error.filename else ''}; {advice}")
     return HubError(f"{repo}: the Hub's answer was broken ({kind}); try again later", passing=True)
 
 

@@ -1,5 +1,6 @@
 """Covers what is refused before the Hub is asked anything; tests/hub has the client and a Hub on the loopback."""
 
+import errno
 import subprocess
 import sys
 
@@ -46,3 +47,15 @@ def test_a_run_still_waits_after_its_entry_was_cut_off(own_home, content, public
     (own_home / "unpublished").mkdir(parents=True)
     (own_home / "unpublished/v1.json").write_text(content)
     assert publishing.pending() == [("v1", public)]
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "checkpoint-2/config.json"), "was it deleted on its way"),
+        (OSError(errno.ENOSPC, "No space left on device", "cache"), "make room and try again"),
+    ],
+)
+def test_a_file_that_cannot_be_read_or_written_is_told_with_its_likely_cause(monkeypatch, error, advice):
+    monkeypatch.setenv("HF_REGISTRY_REPO", "someone/runs")
+    assert f"({error.filename}); {advice}" in str(hub._refusal(error, "write"))
