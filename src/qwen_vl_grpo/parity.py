@@ -43,7 +43,7 @@ class Agreement:
 def check(trainer: VisionGRPOTrainer, samples: Sequence[Sample], when: str) -> dict[str, float]:
     """Measure pictures and text, and raise RolloutError with the likely cause if either is out of bounds.
 
-    Each process of a run has an engine and weights of its own to be wrong, so all are measured, and the worst decides for all.
+    Each process of a run has an engine and weights of its own to be wrong, so each is measured and held to its own text; all raise for one.
     """
     dtype = computed_in(trainer)
     engine = trainer.vllm_generation
@@ -57,6 +57,14 @@ def check(trainer: VisionGRPOTrainer, samples: Sequence[Sample], when: str) -> d
         "parity %s: log-probabilities differ by %.2g on pictures (p99 %.2g), %.2g on text, over %d tokens%s; prompts equal",
         when, pictures.mean, pictures.p99, text.mean, pictures.tokens, f", the worst of {len(everyone)} processes" if everyone[1:] else "",
     )  # fmt: skip
+    for rank, measured in enumerate(everyone):
+        hold(*measured, dtype, f"{when}, process {rank}" if everyone[1:] else when)
+    told = {"parity/pictures": pictures.mean, "parity/pictures_p99": pictures.p99, "parity/text": text.mean}
+    return told | {f"parity/pictures_{rank}": own.mean for rank, (_, own) in enumerate(everyone) if everyone[1:]}
+
+
+def hold(text: Agreement, pictures: Agreement, dtype: torch.dtype, when: str) -> None:
+    """Raise RolloutError where a process's text is out of its bound, or its pictures out of that of its text."""
     if text.mean > MEAN_BOUND[dtype]:
         raise RolloutError(
             f"parity {when}: the engine's log-probabilities differ from the policy's by {text.mean:.2g} on text alone (bound "
@@ -68,8 +76,6 @@ def check(trainer: VisionGRPOTrainer, samples: Sequence[Sample], when: str) -> d
             f"parity {when}: log-probabilities differ by {pictures.mean:.2g} on pictures (bound {allowed:.2g}) and by {text.mean:.2g} on "
             "text; the engine sees other pictures than the policy: look at the picture tokens, the pixel limits and old picture embeddings"
         )
-    told = {"parity/pictures": pictures.mean, "parity/pictures_p99": pictures.p99, "parity/text": text.mean}
-    return told | {f"parity/pictures_{rank}": own.mean for rank, (_, own) in enumerate(everyone) if everyone[1:]}
 
 
 def computed_in(trainer: VisionGRPOTrainer) -> torch.dtype:
