@@ -40,8 +40,8 @@ def part_again(model: Any) -> None:
 
 
 def gathered_head(*tensors: Any) -> Any:
-    """What stands in for TRL's function of this work, which gathers a head that ZeRO-3 has parted: it asks each tensor for a state that
-    none has before DeepSpeed begins (the parity gate is earlier), and our head's bias has never (trl 1.16)."""
+    """What stands in for TRL's function of this work, which gathers a head that ZeRO-3 has parted: it asks each tensor for a state, which
+    our head's bias never has, nor any weight before DeepSpeed begins (trl 1.16)."""
     return HEAD_OF_TRL(*(each for each in tensors if hasattr(each, "ds_status")))
 
 
