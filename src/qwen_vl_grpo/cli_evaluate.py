@@ -83,7 +83,7 @@ def _refuse(who: str, against: str | None, config: str | None) -> None:
         if name != BASE and registry.names_run(name):
             registry.resolve(name)
     if config is None and not registry.names_run(who):
-        raise ConfigError(f"{who}: is a model and no run, so --config has to say what it is asked; name a run's YAML file")
+        raise registry.without_config(who)
 
 
 def _changed(own: Any, overrides: list[str] | None) -> Any:

@@ -177,6 +177,11 @@ def names_run(word: str) -> bool:
     return "/" not in word and (not Path(word).is_dir() or index.place(actual(word)) is not None)
 
 
+def without_config(model: str) -> ConfigError:
+    """What is said of a model that is to be asked something, and nothing says what."""
+    return ConfigError(f"{model}: is a model and no run, so --config has to say what it is asked; name a run's YAML file")
+
+
 def list_runs() -> list[tuple[RunCard, Path]]:
     """Every run whose folder is there, newest first; a broken card is a warning and passed over."""
     return _listed(RunCard)

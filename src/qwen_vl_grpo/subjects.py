@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from qwen_vl_grpo import index, loading, policy, registry, tasks
 from qwen_vl_grpo.config import RunConfig
-from qwen_vl_grpo.errors import ConfigError, RegistryError
+from qwen_vl_grpo.errors import RegistryError
 from qwen_vl_grpo.interfaces import RunCard
 from qwen_vl_grpo.loading import RunPolicy
 from qwen_vl_grpo.run_id import BASE
@@ -64,7 +64,7 @@ def find(name: str, config: RunConfig | None, beside: RunPolicy | None = None) -
     if registry.names_run(name):
         return loading.load(*registry.resolve(name))
     if config is None:
-        raise ConfigError(f"{name}: is a model and no run, so --config has to say what it is asked; name a run's YAML file")
+        raise registry.without_config(name)
     if (Path(name) / "adapter_config.json").is_file():
         raise RegistryError(f"{name}: holds an adapter alone; evaluate the run by its id, or export it whole first")
     return _model(name, config)
