@@ -357,7 +357,7 @@ def with_scaling(page: str) -> str:
         lines = [f"| arm | {' | '.join(SCALING)} |", "|---" * (len(SCALING) + 1) + "|"]
     for name, row in rows.items():
         alone = rows["lora-single-1"]["seconds a step, median"] if "lora-single-1" in rows and name.startswith("lora-") else None
-        apart = [value for key, value in row["parity"][-1].items() if key.startswith("parity/pictures_") and key[-1].isdigit()]
+        apart = [value for key, value in row["parity"][-1].items() if re.fullmatch(r"parity/pictures_\d+", key)]
         seconds = row["seconds a step, median"]
         cells = [
             row["model"], row["cards"], row["completions a card and step"] * row["cards"], f"{seconds:.2f}",

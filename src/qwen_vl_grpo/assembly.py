@@ -180,9 +180,11 @@ def build_trainer(config: RunConfig, prepared: Prepared, model: Any, run_dir: Pa
         machine = hardware.detect()
         plan_awake(config, prepared, trainer, machine, hardware.memory_gib(machine))
     settings.moment = lambda: trainer.state.global_step
-    if processors.sees(prepared.processor):
-        for model in [trainer.accelerator.unwrap_model(each) for each in (trainer.model, trainer.ref_model) if each is not None]:
-            sharding.look_alike(model.get_base_model() if isinstance(model, PeftModel) else model, zero=trainer.is_deepspeed_enabled)
+    for model in [trainer.accelerator.unwrap_model(each) for each in (trainer.model, trainer.ref_model) if each is not None]:
+        causal = model.get_base_model() if isinstance(model, PeftModel) else model
+        sharding.call_the_head(causal)
+        if processors.sees(prepared.processor):
+            sharding.look_alike(causal, zero=trainer.is_deepspeed_enabled)
     for function in prepared.functions:
         if hold := getattr(function, "hold", None):  # a reward that draws from the policy's own states
             hold(trainer.accelerator.unwrap_model(trainer.model), prepared.processor)

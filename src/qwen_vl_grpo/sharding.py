@@ -32,11 +32,30 @@ def passes(model: Any, wanted: int) -> int:
 
 
 def part_again(model: Any) -> None:
-    """Take back what a pass has left whole: of FSDP2 the head's weights, since TRL's fused head reads them without ever calling it, while
-    TRL asks each weight that it hands to vLLM for its parts (trl 1.16)."""
+    """Take back what a pass has left whole: of FSDP2 the last norm and the head, while TRL asks each weight that it hands to vLLM for its
+    parts (trl 1.16)."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def call_the_head(causal: Any) -> None:
+    """From now on a pass through TRL's fused head, which reads the head's weights without ever calling it, calls it for no words first.
+
+    FSDP2 gathers what it holds when a module of it is called. It holds last norm and head together, with tied weights the embeddings too,
+    and before torch 2.13 takes a pass to go on until each was called: it would neither part their weights again nor gather them anew.
+    """
+    head, fused = causal.get_output_embeddings(), []
+
+    def before(_: Any, __: Any, named: dict[str, Any]) -> None:
+        fused[:] = [None] * bool(named.get("fused_lm_head") and isinstance(head, FSDPModule))
+
+    def after(_: Any, __: Any, output: Any) -> None:
+        if fused:
+            head(output.last_hidden_state[:, :0].detach())
+
+    causal.register_forward_pre_hook(before, with_kwargs=True)
+    causal.model.register_forward_hook(after)
 
 
 def gathered_head(*tensors: Any) -> Any:

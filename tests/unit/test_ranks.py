@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from demo import tiny_qwen
 from qwen_vl_grpo import attempts, registry
 from qwen_vl_grpo.config import check
 from qwen_vl_grpo.errors import ConfigError
@@ -25,6 +26,7 @@ def folder(checkpoint, tmp_path_factory):
     own = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{PROJECT / 'src'}:{PROJECT}"}
     environment = os.environ | own | {"GRPO_HOME": str(folder / "home")}
     given = str(folder), checkpoint("qwen2_5_vl")
+    tiny_qwen.build(folder / "untied", "qwen2_5_vl", tied=False)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", str(PROJECT / "tests/unit/two_processes.py"), *given]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -53,10 +55,18 @@ def test_two_devices_have_the_gradient_of_one_with_twice_the_accumulation(seen, 
             assert told_by_two[name] == pytest.approx(told[name], rel=1e-4, abs=1e-6), name
 
 
-def test_a_policy_that_accelerate_has_split_has_the_gradient_of_one_device(seen):
-    one, two = seen["1-0"]["dapo"][0], seen["2-0"]["fsdp2"][0]
+@pytest.mark.parametrize(("whole", "split"), [("dapo", "fsdp2"), ("untied", "untied")], ids=["tied", "untied"])
+def test_a_policy_that_accelerate_has_split_has_the_gradient_of_one_device(seen, whole, split):
+    one, two = seen["1-0"][whole][0], seen["2-0"][split][0]
     assert one.keys() == two.keys()
+    assert any("lm_head" in name for name in one) == (split == "untied")
     assert max((gradient - two[name]).abs().max() for name, gradient in one.items()) <= 1e-6
+
+
+def test_trls_fused_head_calls_the_head_of_a_split_policy_for_no_words(seen):
+    """torch 2.11, which vLLM 0.25.1 brings, would neither part the weights again nor gather them for the next step."""
+    for called in both(seen, "called"):
+        assert called and all(words == 0 for _, words, _ in called)
 
 
 def test_processes_share_work_in_order_and_the_main_one_acts_first(seen):

@@ -96,12 +96,16 @@ def gradient(folder, checkpoint, share=lambda trainer: None, **changes):
     return callback.seen[0], trainer.state.log_history[0]
 
 
+CALLED = list[tuple[int, ...]]()
+
+
 def by_accelerate(trainer):
-    """Split a trainer's policy as accelerate does on cards (FSDP2): on a CPU it leaves a policy whole."""
+    """Split a trainer's policy as accelerate does on cards (FSDP2), on a CPU it leaves a policy whole; CALLED gets the calls of its head."""
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=True)
     its = SimpleNamespace(fsdp_plugin=plugin)
     cards = SimpleNamespace(state=its, mixed_precision="no", device=torch.device("cpu"), is_main_process=ranks.place() == 0, is_fsdp2=True)
     assert fsdp2_prepare_model(cards, trainer.model) is trainer.model
+    trainer.model.get_output_embeddings().register_forward_hook(lambda _, given, __: CALLED.append(tuple(given[0].shape)))
     trainer.accelerator.prepare_model = lambda model, **_: model  # no DDP around it
     trainer.args.save_strategy = SaveStrategy.NO
 
@@ -195,6 +199,9 @@ def main(folder, checkpoint):
     seen = {}
     for name, changes in CASES.items():
         seen[name] = gradient(folder, checkpoint, gradient_accumulation_steps=accumulation, **changes)
+    parting = by_accelerate if ranks.count() == 2 else lambda trainer: None
+    seen["untied"] = gradient(folder, str(folder.parent / "untied"), parting, gradient_accumulation_steps=accumulation, **CASES["dapo"])
+    CALLED.clear()
     if ranks.count() == 2:
         if ranks.place() == 0:
             digits.write(folder.parent / "digits")
@@ -202,6 +209,7 @@ def main(folder, checkpoint):
         whole, parted = sharded(checkpoint)
         processor = AutoProcessor.from_pretrained(checkpoint)
         seen["fsdp2"] = gradient(folder, checkpoint, by_accelerate, gradient_accumulation_steps=accumulation, **CASES["dapo"])
+        seen["called"] = list(CALLED)
         seen["exchanged"] = exchanged()
         seen["nothing"] = one_sees_nothing(whole, parted, processor)
         seen["states"] = unequal_cache_hits(folder, checkpoint, parted, processor)
