@@ -100,7 +100,7 @@ CALLED = list[tuple[int, ...]]()
 
 
 def by_accelerate(trainer):
-    """Split a trainer's policy as accelerate does on cards (FSDP2), on a CPU it leaves a policy whole; CALLED gets the calls of its head."""
+    """Split a trainer's policy as accelerate does on cards (FSDP2): on a CPU it leaves it whole. CALLED gets the calls of its head."""
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=True)
     its = SimpleNamespace(fsdp_plugin=plugin)
     cards = SimpleNamespace(state=its, mixed_precision="no", device=torch.device("cpu"), is_main_process=ranks.place() == 0, is_fsdp2=True)
