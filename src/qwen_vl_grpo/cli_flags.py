@@ -46,13 +46,20 @@ def load(config: str, overrides: list[str] | None) -> Any:
     run = batches.fitted(configs.load(config, overrides or ()))
     dataset_registry.check(run)
     if ".py:" not in run.task.name:  # a config is read without running anyone's code
-        tasks.build(run.task)
+        _refuse_states(run, tasks.build(run.task), ask_hub=False)
     if run.renderer or run.judge:
         from qwen_vl_grpo import rendered_parts
 
         rendered_parts.check_names(run.renderer, run.judge)
         rendered_parts.check_fit(run.task.name, run.renderer, run.judge)
     return run
+
+
+def _refuse_states(run: Any, task: Any, ask_hub: bool) -> None:
+    if task.states and (not run.rewards or any(entry.function == "rendered_reward" for entry in run.rewards)):
+        from qwen_vl_grpo.images import width
+
+        width.check(run, ask_hub)
 
 
 def refuse_early(run: Any, resume: bool) -> None:
@@ -72,7 +79,6 @@ def refuse_early(run: Any, resume: bool) -> None:
         tasks,
         tracking,
     )
-    from qwen_vl_grpo.images import width
 
     if resume:
         attempts.resumable(run)
@@ -83,8 +89,7 @@ def refuse_early(run: Any, resume: bool) -> None:
     for entry in run.rewards:
         if ".py:" not in entry.function and entry.function not in task.own_rewards:
             rewards.find(entry.function)
-    if task.states and (not run.rewards or any(entry.function == "rendered_reward" for entry in run.rewards)):
-        width.check(run)
+    _refuse_states(run, task, ask_hub=True)
     machine = hardware.detect()
     strategies.refuse(run, strategies.named(), machine.accelerated)
     heed(checks.quick(run, machine) + environment.settle(machine, run))

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import pytest
 from transformers import AutoModelForImageTextToText
 
 
@@ -33,3 +34,11 @@ def test_a_card_that_is_too_small_ends_with_1_and_the_knob_to_turn(workshop):
 def test_a_plan_for_an_unknown_model_is_refused_in_one_line(workshop, refused):
     line = refused(workshop.grpo("plan", "--config", workshop.config("nobody", model_name="someone/else")))
     assert "its config.json is neither in a local folder nor in the HF cache" in line
+
+
+@pytest.mark.parametrize("words", [("plan",), ("train", "--dry_run")])
+def test_a_policy_whose_states_the_renderer_cannot_read_is_refused_with_the_one_that_fits(workshop, refused, words):
+    renderer = {"name": "qwen_image", "model": "Qwen/Qwen-Image"}
+    config = workshop.config("drawn", model_name="Qwen/Qwen2.5-VL-3B-Instruct", task={"name": "text_to_image"}, renderer=renderer, judge={"name": "mmmg"}, rewards=[])
+    line = refused(workshop.grpo(*words, "--config", config))
+    assert line.endswith("and the DiT of renderer.model Qwen/Qwen-Image reads qwen2_5_vl's of 3584; take Qwen/Qwen2.5-VL-7B-Instruct")

@@ -53,6 +53,19 @@ def test_a_width_that_no_published_policy_has_names_none(cached, config_of):
         width.check(config_of(model_name="Qwen/Qwen2.5-VL-7B-Instruct", renderer=renderer))
 
 
+def test_a_config_is_refused_by_what_is_published_where_no_file_is_here(cached, config_of):
+    seven, three = (f"Qwen/Qwen2.5-VL-{size}-Instruct" for size in ("7B", "3B"))
+    for model in width.PUBLISHED:
+        width.check(config_of(model_name=seven, renderer={"model": model}), ask_hub=False)
+        with pytest.raises(ConfigError, match=r"are 2048 wide .* take Qwen/Qwen2\.5-VL-7B-Instruct$"):
+            width.check(config_of(model_name=three, renderer={"model": model}), ask_hub=False)
+    for model_name, renderer in [(three, "somebody/unknown"), ("somebody/unknown", "Qwen/Qwen-Image")]:
+        width.check(config_of(model_name=model_name, renderer={"model": renderer}), ask_hub=False)
+    renderer = {"model": cached("Qwen/Qwen-Image", joint_attention_dim=24)}
+    with pytest.raises(ConfigError, match=r"reads qwen2_5_vl's of 24$"):
+        width.check(config_of(model_name=seven, renderer=renderer), ask_hub=False)
+
+
 def test_what_cannot_be_read_is_one_sentence(tmp_path, config_of):
     for model, said in [
         ("nowhere/at/all", "there is no such folder here"),
