@@ -18,7 +18,7 @@ app = typer.Typer(rich_markup_mode=None, help="List runs, or show, name, verify,
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 RunId = Annotated[str, typer.Argument(help="A run_id, an alias, or `latest`.")]
-State = Literal["running", "finished", "failed", "interrupted"]
+State = Literal["running", "finished", "failed", "interrupted", "killed"]
 
 COLUMNS: dict[str, Callable[[Any], str]] = {
     "run_id": lambda card: card.run_id,
@@ -57,7 +57,7 @@ def list_runs(
     runs = [(card, None) for card in registry.list_hub()] if on_hub else registry.list_runs() if as_json else registry.listed()
     found = [
         (card, folder)
-        for card, folder in runs
+        for card, folder in ((registry.as_seen(card, folder), folder) for card, folder in runs)
         if state in (None, card.state) and task in (None, card.task) and (base or "").lower() in card.base_model.lower()
     ]
     found.sort(key=lambda run: SORTS[sort](run[0]), reverse=(sort in ("created", "right")) != reverse)
@@ -83,6 +83,7 @@ def show(run_id: RunId, as_json: AsJson = False, debug: Debug = False) -> None:
         print(json.dumps(group, indent=2) if as_json else text(group))
         return
     card, folder = registry.resolve(run_id)
+    card = registry.as_seen(card, folder)
     if as_json:
         print(card.model_dump_json(indent=2))
         return

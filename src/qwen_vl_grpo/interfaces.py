@@ -199,7 +199,8 @@ class RunCard(BaseModel):
 
     schema_version: int = 1
     run_id: str
-    state: Literal["running", "finished", "failed", "interrupted"] = "running"
+    state: Literal["running", "finished", "failed", "interrupted", "killed"] = "running"
+    """`killed` is in no file: it is what a card that says running looks like once no process has the run (registry.as_seen)."""
     demo: bool = False
     group: str | None = None
     """The group that the run is one seed of."""

@@ -7,6 +7,7 @@ two processes never write the same file.
 from __future__ import annotations
 
 import difflib
+import fcntl
 import hashlib
 import json
 import logging
@@ -203,6 +204,21 @@ def _listed(shape: type[Card]) -> list[tuple[Card, Path]]:
             if run_dir is not None and (run_dir / "run.json").exists():  # and no group or run whose folder is gone
                 log.warning("%s; it is passed over", error)
     return sorted(found, key=lambda run: run[0].created, reverse=True)
+
+
+def as_seen(card: Any, run_dir: Path | None) -> Any:
+    """The card, `killed` where it says running and no process has the run: one that is killed by -9 can write nothing.
+
+    Only where a process of this machine's file system began it (attempts.hold): of a copy from the Hub nothing is known.
+    """
+    if card.state != "running" or run_dir is None:
+        return card
+    try:
+        with (run_dir / ".lock").open(encoding="utf-8") as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return card
+    return card.model_copy(update={"state": "killed"})
 
 
 def list_hub() -> list[RunCard]:

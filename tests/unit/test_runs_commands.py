@@ -174,8 +174,18 @@ def test_a_run_that_is_running_is_neither_pruned_nor_deleted(keep, grpo):
     try:
         assert holder.stdout is not None and holder.stdout.readline()
         assert "a: passed over" in grpo("prune", "--yes")
+        assert "running" in grpo("--state", "running") and "state: running" in grpo("show", "a")
         with pytest.raises(SystemExit, match="another process is running this run"):
             grpo("delete", "a", "--force", "--yes")
     finally:
-        holder.communicate(b"\n", timeout=30)
+        holder.kill()
+        holder.communicate(timeout=30)
+    assert "killed" in grpo("--state", "killed") and "state: killed" in grpo("show", "a")
+    assert json.loads(grpo("--json"))[0]["state"] == "killed"
+    assert registry.read(folder).state == "running"
     attempts.hold(folder).close()
+
+
+def test_a_copy_of_a_run_that_is_running_elsewhere_is_not_called_killed(keep, grpo):
+    keep("a", state="running")
+    assert "running" in grpo("--state", "running")
