@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
@@ -27,15 +28,18 @@ class Saves(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero and (self.going is None or self.going.done()):
-            self.going = self.worker.submit(self._try, state.global_step)
+            self.going = self.worker.submit(self._try, Path(args.output_dir) / f"checkpoint-{state.global_step}", state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.worker.shutdown()
 
-    def _try(self, step: int) -> None:
+    def _try(self, folder: Path, step: int) -> None:
         try:
             self.hand_on(step)
-            log.info("checkpoint-%d is published", step)
+            log.info("%s is published", folder.name)
         except Exception as error:  # training goes on, whatever the Hub or its client does
+            if not folder.is_dir():
+                log.warning("%s gave way to newer checkpoints (save_total_limit) before it was published", folder.name)
+                return
             said = str(error) if isinstance(error, GrpoError) else f"{type(error).__name__}: {error}"
-            log.warning("checkpoint-%d is kept here, but not published: %s", step, said)
+            log.warning("%s is kept here, but not published: %s", folder.name, said)
