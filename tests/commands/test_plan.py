@@ -38,7 +38,7 @@ def test_a_plan_for_an_unknown_model_is_refused_in_one_line(workshop, refused):
 
 @pytest.mark.parametrize("words", [("plan",), ("train", "--dry_run")])
 def test_a_policy_whose_states_the_renderer_cannot_read_is_refused_with_the_one_that_fits(workshop, refused, words):
-    renderer = {"name": "qwen_image", "model": "Qwen/Qwen-Image"}
-    config = workshop.config("drawn", model_name="Qwen/Qwen2.5-VL-3B-Instruct", task={"name": "text_to_image"}, renderer=renderer, judge={"name": "mmmg"}, rewards=[])
+    drawn = {"task": {"name": "text_to_image"}, "renderer": {"name": "qwen_image", "model": "Qwen/Qwen-Image"}, "judge": {"name": "mmmg"}}
+    config = workshop.config("drawn", model_name="Qwen/Qwen2.5-VL-3B-Instruct", rewards=[], **drawn)
     line = refused(workshop.grpo(*words, "--config", config))
     assert line.endswith("and the DiT of renderer.model Qwen/Qwen-Image reads qwen2_5_vl's of 3584; take Qwen/Qwen2.5-VL-7B-Instruct")
