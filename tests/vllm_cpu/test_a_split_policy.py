@@ -42,4 +42,5 @@ def test_a_run_whose_policy_is_split_between_two_processes(config_of, tmp_path):
     assert max(gaps) < BOUND > max(line["rollouts/logp_difference/mean"] for line in steps)
     assert [line["step"] for line in steps] == [1, 2, 3] and min(line["grad_norm"] for line in steps) > 0
     first, last = (load_file(config.run_dir / f"checkpoint-{step}/model.safetensors") for step in (1, 3))
+    assert "lm_head.weight" not in first  # it is the embeddings'
     assert any((last[name] - weight).abs().max() > 0 for name, weight in first.items())
