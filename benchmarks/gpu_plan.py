@@ -24,10 +24,11 @@ import torch
 from benchmarks import gpu_rig
 from benchmarks.gpu_rig import FOLDER
 from benchmarks.phases import LEARN, Phases
-from qwen_vl_grpo import assembly, dataset, footprint, hardware, parity, planning, pruning, shapes, storage
+from qwen_vl_grpo import assembly, dataset, footprint, hardware, parity, planning, pruning, shapes, spreading, storage
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.footprint import GIB, Prompt
 from qwen_vl_grpo.planning import Fit
+from qwen_vl_grpo.spreading import ALONE, Spread
 
 PROMPT = Prompt(text=56, pictures=1, picture_tokens=256)
 """A row of the digits: what the shared template and the question take, and a picture of 448x448."""
@@ -83,12 +84,12 @@ def settings(size: str, name: str) -> RunConfig:
     return gpu_rig.settings(size, ["max_completion_length=128", f"run_id={size}-{name}", *CONFIGURATIONS[size][name]])
 
 
-def predict(config: RunConfig, gib: float) -> tuple[Fit, dict[str, Any]]:
-    """The plan's answer for a card, and the figures of it that can be measured, in GiB."""
-    fit = planning.plan(config, [("this card", gib)], PROMPT).cards[0]
+def predict(config: RunConfig, gib: float, spread: Spread = ALONE) -> tuple[Fit, dict[str, Any]]:
+    """The plan's answer for a card, one of `spread.ranks`, and the figures of it that can be measured, in GiB."""
     known = shapes.of(config)
-    config = planning.settled(config, known, PROMPT, gib)
-    held = footprint.measure(config, known, PROMPT)
+    fit = planning.judge(config, known, PROMPT, "this card", gib, spread)
+    config = planning.settled(config, known, PROMPT, gib, spread)
+    held = spreading.split(footprint.measure(config, known, PROMPT), config, known, spread)
     sizes = {
         "allocated by torch at most": footprint.torch_peak(held, config, gib * GIB),
         "host": sum(storage.host(config, known, held, True).values()), "checkpoint": storage.disk(config, known, held).checkpoint,

@@ -25,11 +25,13 @@ from typing import Any
 
 import torch
 
-from benchmarks import gpu_rig
+from benchmarks import gpu_plan, gpu_rig
 from benchmarks.gpu_rig import FOLDER, SMOKE
 from qwen_vl_grpo import assembly, attempts, hardware, vllm_server
 from qwen_vl_grpo import config as configs
+from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import EngineError
+from qwen_vl_grpo.spreading import Spread
 
 STEPS, WARM = 10, 2
 """Steps of an arm, and the first of them that do not count."""
@@ -61,6 +63,11 @@ ARMS = {
 def changes(name: str, cards: int) -> list[str]:
     """What an arm changes in the GPU smoke's config."""
     return [*gpu_rig.fixed(ARMS[name].size), *EVERY_ARM, f"run_id=scaling-{name}-{cards}", *ARMS[name].changes]
+
+
+def planned(name: str, config: RunConfig, cards: int, gib: float) -> float:
+    """What the plan says that torch hands out at most on each card, in GiB; the sleeping engine's pool counts."""
+    return round(gpu_plan.predict(config, gib, Spread(ARMS[name].strategy, cards))[1]["allocated by torch at most"], 2)
 
 
 def command(name: str, cards: int) -> list[str]:
@@ -152,7 +159,10 @@ def main() -> None:
         path = folder / f"{name}-{cards}.json"
         if path.is_file():
             continue
-        told = {"card": hardware.detect().name, "date": time.strftime("%Y-%m-%d")}
+        machine = hardware.detect()
+        told: dict[str, Any] = {"card": machine.name, "date": time.strftime("%Y-%m-%d")}
+        if gib := hardware.memory_gib(machine):
+            told["planned, GiB"] = planned(name, configs.load(SMOKE, changes(name, cards)), cards, gib)
         with serving(name, folder / "server.log") if "vllm_mode=server" in ARMS[name].changes else nullcontext():
             told |= run(name, cards, path.with_suffix(".log"), given.limit)
         print(f"{name}, {cards} cards: {json.dumps(told)}", flush=True)

@@ -233,7 +233,8 @@ gets no hours.
 
 ddp sends gradients in buckets, which are a second copy. DeepSpeed (zero2, zero3) keeps a float32 copy of what learns beside Adam's two
 states, buckets of {bucket:.1f} GB each way, and under zero3 up to {live:.1f} GB of gathered weights; with an adapter TRL gathers the whole
-model there to hand it to the engine. fsdp2 splits what each card has loaded whole. Counted from the libraries' defaults, not measured.
+model there to hand it to the engine. fsdp2 splits what each card has loaded whole. Counted from the libraries' defaults; ddp
+and zero3 were held against runs on two cards ([scaling.md](scaling.md)), zero2 and fsdp2 not yet.
 
 ## After the run
 
@@ -361,7 +362,7 @@ def with_scaling(page: str) -> str:
         seconds = row["seconds a step, median"]
         cells = [
             row["model"], row["cards"], row["completions a card and step"] * row["cards"], f"{seconds:.2f}",
-            f"{alone / seconds:.2f}" if alone else "", row["allocated by torch at most, GiB"],
+            f"{alone / seconds:.2f}" if alone else "", row["allocated by torch at most, GiB"], row["planned, GiB"],
             ", ".join(f"{value:.3f}" for value in apart or [row["parity"][-1]["parity/pictures"]]),
             f"{row['card']}, {row['date']}",
         ]  # fmt: skip
@@ -371,8 +372,8 @@ def with_scaling(page: str) -> str:
 
 
 SCALING = (
-    "model", "cards", "completions a step", "seconds a step", "efficiency", "GiB a card", "log-probabilities apart, card by card",
-    "measured on",
+    "model", "cards", "completions a step", "seconds a step", "efficiency", "GiB a card", "GiB planned",
+    "log-probabilities apart, card by card", "measured on",
 )  # fmt: skip
 
 PAGES = {

@@ -2,7 +2,7 @@
 
 ddp: everything, and the buckets in which gradients travel. zero2: optimizer and gradients are split over the processes; zero3: weights,
 too (ZeRO, arXiv 1910.02054, with DeepSpeed's own sizes of buckets). fsdp2: as zero3, split when the trainer is ready, so that each
-card holds all weights while its engine starts. Counted, and not yet held against a run.
+card holds all weights while its engine starts. Counted; ddp and zero3 were held against runs on two cards (docs/scaling.md).
 """
 
 from __future__ import annotations

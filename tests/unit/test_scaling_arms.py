@@ -1,14 +1,16 @@
 """Covers the arms of benchmarks/gpu_scaling.py: each is a config that is read, of a step that two cards divide, and launched rightly;
-and that nothing outlives a row of benchmarks/gpu_rig.py."""
+that the plan foresees what an arm takes, and that nothing outlives a row of benchmarks/gpu_rig.py."""
 
+import json
 import time
+from pathlib import Path
 
 import pytest
 
 from benchmarks import gpu_rig, gpu_scaling
 from benchmarks.gpu_rig import SMOKE
 from qwen_vl_grpo import config as configs
-from qwen_vl_grpo import following, launch, strategies
+from qwen_vl_grpo import following, launch, planning, strategies
 
 
 @pytest.mark.parametrize("name", gpu_scaling.ARMS)
@@ -19,6 +21,24 @@ def test_every_arm_is_a_run_that_its_strategy_can_train(name, monkeypatch):
     configs.arithmetic(config)
     strategies.refuse(config, strategy, True, launch.TOLD.get(strategy, {}))
     assert config.run_id == f"scaling-{name}-2" and config.max_steps > gpu_scaling.WARM
+
+
+RECORDS = {path.stem: path for path in (Path(__file__).parents[2] / "docs/gpu_rows/scaling").glob("*.json")}
+
+
+@pytest.mark.parametrize("arm", RECORDS)
+def test_the_plan_of_several_cards_is_within_a_tenth_of_what_an_arm_took(arm):
+    name, _, cards = arm.rpartition("-")
+    told = json.loads(RECORDS[arm].read_text(encoding="utf-8"))
+    config = configs.load(SMOKE, gpu_scaling.changes(name, int(cards)))
+    config = config.model_copy(update={"model_name": f"Qwen/Qwen2.5-VL-{told['model'].upper()}-Instruct"})
+    planned = gpu_scaling.planned(name, config, int(cards), planning.CARDS["H200"][1])
+    assert planned == pytest.approx(told["planned, GiB"], abs=0.01)
+    assert told["allocated by torch at most, GiB"] == pytest.approx(planned, rel=0.1)
+
+
+def test_arms_of_one_card_and_of_several_were_measured():
+    assert {arm.rpartition("-")[2] for arm in RECORDS} >= {"1", "2"}
 
 
 STARTER = """
