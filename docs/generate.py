@@ -212,8 +212,8 @@ of them, gradient checkpointing, sleep mode, renderer.offload, LoRA, 4 bits, sho
 
 `grpo train` refuses, before the model is loaded, a share that cannot fit beside the trainer and a card that another process fills, by the
 exact counts; and once the rows are read, what by the estimates does not fit with the longest of their prompts, which counts as all text
-there. `allow_tight_memory: true` overrules all three. Before that it refuses a disk without room for one checkpoint, and warns of one
-without room for all that are kept at once.
+there; under zero2 and zero3 that is the share of one card. `allow_tight_memory: true` overrules all three. Before that it refuses a disk
+without room for one checkpoint, and warns of one without room for all that are kept at once.
 
 ## Hours
 
@@ -240,7 +240,7 @@ and zero3 were held against runs on two cards ([scaling.md](scaling.md)), zero2 
 
 A finished run holds its plan against what it measured: `plan` in its card, a table in training.log and in `grpo runs show RUN_ID`. On a
 card these are the memory in use when the engine starts, while it generates and before the optimizer, and torch's own peaks; everywhere the
-memory of the host, the size of a checkpoint and the median seconds of a step.
+memory of the host, the size of a checkpoint and the median seconds of a step. Of a trainer that is split among cards it is the card alone.
 """
 
 

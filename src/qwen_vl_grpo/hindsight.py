@@ -16,10 +16,10 @@ from qwen_vl_grpo.spreading import Spread
 def predict(config: RunConfig, machine: Hardware, gib: float | None, longest: int, shown: bool, recomputed: int) -> dict[str, Any]:
     """Figure -> {"predicted": value}, None where nothing is known; `longest` is the longest prompt in tokens, `gib` the card's.
 
-    `shown` says whether prompts show pictures; `recomputed` is what automatic checkpointing came to. Of a trainer whose weights are
-    split nothing is predicted.
+    `shown` says whether prompts show pictures; `recomputed` is what automatic checkpointing came to. Of a trainer that is split
+    among processes only the card is predicted, and nothing where TRL's own options split it.
     """
-    if planning.sharded(config):
+    if planning.elsewhere(config):
         return {}
     known, spread = shapes.of(config), Spread(strategies.named(), launched())
     picture = min(known.picture_tokens(config.data.max_pixels), longest - 1) if shown else 0
@@ -34,6 +34,8 @@ def predict(config: RunConfig, machine: Hardware, gib: float | None, longest: in
         fit = planning.judge(config, known, prompt, machine.name, gib, spread)
         peak = footprint.torch_peak(held, config, gib * GIB) / GIB
         figures |= {CARD.format(phase): size for phase, size in fit.phases.items()} | {TORCH: peak, RESERVED: peak}
+    if planning.sharded(config):
+        return {name: {"predicted": value} for name, value in figures.items() if name not in (HOST, CHECKPOINT)}
     speed = pace.of(config, known, held, recomputed, machine.name)
     return {name: {"predicted": value} for name, value in figures.items()} | {SECONDS: {"predicted": speed and speed.seconds}}
 

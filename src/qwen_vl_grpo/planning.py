@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from qwen_vl_grpo import footprint, knobs, pace, rendered_footprint, shapes, spreading, storage, strategies
-from qwen_vl_grpo.config import RunConfig
+from qwen_vl_grpo.config import RunConfig, launched
 from qwen_vl_grpo.errors import ConfigError, HardwareError, PolicyError
 from qwen_vl_grpo.footprint import CONTEXT, GIB, Footprint, Prompt
 from qwen_vl_grpo.pace import Asked, Pace
@@ -89,14 +89,7 @@ def plan(
     judged = []
     for name, gib in cards:
         strategy = "single" if ranks == 1 else strategy_that_fits(config, gib, ranks, known, prompt) or STRATEGIES[-1]
-        spread = Spread(strategy, ranks)
-        fit = judge(config, known, prompt, name, gib, spread)
-        if not fit.fits:
-            turned = knobs.advise(
-                config, known, prompt, lambda trial, gib=gib, spread=spread: judge(trial, known, prompt, "", gib, spread).fits
-            )
-            fit = replace(fit, knobs=turned)
-        judged.append(fit)
+        judged.append(_advised(config, known, prompt, name, gib, Spread(strategy, ranks)))
     measured, drawing = footprint.measure(config, known, prompt), rendered_footprint.measure(config)
     kept = footprint.measure(config.model_copy(update={"gradient_checkpointing": False}), known, prompt).backward
     completions = config.batch_size * config.gradient_accumulation_steps * ranks
@@ -105,6 +98,13 @@ def plan(
         storage.disk(config, known, measured), storage.host(config, known, measured, on_card, drawing.on_host() if drawing else 0),
         pace.asked(config), config.max_steps, completions * measured.sequence, judged,
     )  # fmt: skip
+
+
+def _advised(config: RunConfig, known: Shapes, prompt: Prompt, name: str, gib: float, spread: Spread) -> Fit:
+    fit = judge(config, known, prompt, name, gib, spread)
+    if fit.fits:
+        return fit
+    return replace(fit, knobs=knobs.advise(config, known, prompt, lambda trial: judge(trial, known, prompt, "", gib, spread).fits))
 
 
 def strategy_that_fits(
@@ -222,11 +222,14 @@ def refuse(config: RunConfig, card_memory_gib: float) -> None:
 def refuse_tight(config: RunConfig, card_memory_gib: float, longest: int) -> None:
     """Raise HardwareError in one sentence if a run whose prompts hold at most `longest` tokens does not fit by the estimates too.
 
-    The prompt counts as all text, the least that it can cost, since a run that would have fitted must not be refused.
+    The prompt counts as all text, the least that it can cost, since a run that would have fitted must not be refused; nor is one that is
+    shared in a way that no measured run was (docs/scaling.md).
     """
-    if sharded(config):
+    strategy = strategies.named()
+    if elsewhere(config) or strategy not in (*strategies.WHOLE, "zero2", "zero3"):
         return
-    fit = plan(config, [("this card", card_memory_gib)], Prompt(text=longest, pictures=0)).cards[0]
+    spread = ALONE if strategy in strategies.WHOLE else Spread(strategy, launched())
+    fit = _advised(config, shapes.of(config), Prompt(text=longest, pictures=0), "this card", card_memory_gib, spread)
     if not fit.fits:
         raise HardwareError(
             f"run {config.run_id}: does not fit this card's {card_memory_gib:.1f} GiB by `grpo plan`, with prompts of up to {longest} "
@@ -270,5 +273,9 @@ def named(card: str) -> tuple[str, float]:
 
 def sharded(config: RunConfig) -> bool:
     """Whether a card holds only a part of the trainer or of the engine."""
-    parted = strategies.named() not in strategies.WHOLE or any(config.trl.get(key) for key in ("deepspeed", "fsdp"))
-    return parted or config.trl.get("vllm_tensor_parallel_size", 1) > 1
+    return elsewhere(config) or strategies.named() not in strategies.WHOLE
+
+
+def elsewhere(config: RunConfig) -> bool:
+    """Whether what shares trainer or engine among cards is TRL's own options, of which no plan is made."""
+    return any(config.trl.get(key) for key in ("deepspeed", "fsdp")) or config.trl.get("vllm_tensor_parallel_size", 1) > 1

@@ -3,7 +3,7 @@
 import pytest
 
 from qwen_vl_grpo import config as configs
-from qwen_vl_grpo import footprint, hindsight, plan_figures, planning
+from qwen_vl_grpo import footprint, hindsight, launch, plan_figures, planning
 from qwen_vl_grpo.footprint import GIB, Prompt
 from qwen_vl_grpo.hardware import Hardware
 from qwen_vl_grpo.shapes import of
@@ -33,9 +33,19 @@ def test_without_a_card_weights_are_float32_and_on_the_host():
     assert found[plan_figures.SECONDS] is None
 
 
-def test_of_a_split_trainer_nothing_is_said(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    assert hindsight.predict(config(), H100, 79.1, 312, True, 0) == {}
+@pytest.mark.parametrize("strategy", ["zero3", "fsdp2"])
+def test_of_a_split_trainer_the_card_alone_is_predicted(monkeypatch, strategy):
+    for name, value in (launch.TOLD[strategy] | {"WORLD_SIZE": "2"}).items():
+        monkeypatch.setenv(name, value)
+    found = hindsight.predict(config(lora={"enabled": False}), H100, 79.1, 312, True, 0)
+    assert {name.split(",")[0] for name in found} == {"card", *(name.split(",")[0] for name in (plan_figures.TORCH, plan_figures.RESERVED))}
+    two = found[plan_figures.TORCH]["predicted"]
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert hindsight.predict(config(lora={"enabled": False}), H100, 79.1, 312, True, 0)[plan_figures.TORCH]["predicted"] < two - 10
+
+
+def test_of_an_engine_on_several_cards_nothing_is_said():
+    assert hindsight.predict(config(trl={"vllm_tensor_parallel_size": 2}), H100, 79.1, 312, True, 0) == {}
 
 
 def test_only_what_is_known_on_both_sides_has_a_ratio():

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from docs import generate
-from qwen_vl_grpo import cli, footprint, hardware, knobs, plan_text, planning, shapes
+from qwen_vl_grpo import cli, footprint, hardware, knobs, launch, plan_text, planning, shapes
 from qwen_vl_grpo import config as configs
 from qwen_vl_grpo.errors import ConfigError, HardwareError
 from qwen_vl_grpo.footprint import CONTEXT, GIB, Prompt, measure
@@ -205,6 +205,20 @@ def test_what_does_not_fit_by_the_estimates_is_refused_with_the_knob_to_turn(cas
     for key, _, value in (change.partition("=") for change in turned):
         raw[key] = json.loads(value)
     assert planning.refuse_tight(configs.check(raw), H100, longest) is None
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3", "fsdp2"])
+def test_a_split_trainer_is_judged_by_its_share(monkeypatch, strategy):
+    whole = documented(lora={"enabled": False}, use_vllm=False)
+    for name, value in (launch.TOLD[strategy] | {"WORLD_SIZE": "8"}).items():
+        monkeypatch.setenv(name, value)
+    planning.refuse_tight(whole, 60.0, 1500)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    if strategy == "fsdp2":  # no run of it was measured
+        planning.refuse_tight(whole, 60.0, 1500)
+        return
+    with pytest.raises(HardwareError, match=r"does not fit this card's 60\.0 GiB by `grpo plan`, with prompts of up to 1500 tokens"):
+        planning.refuse_tight(whole, 60.0, 1500)
 
 
 @pytest.mark.parametrize(("run", "card", "changes", "text", "measured"), generate.MEASURED)
