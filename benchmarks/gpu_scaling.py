@@ -150,6 +150,9 @@ def main() -> None:
     parser.add_argument("--cards", type=int, default=torch.cuda.device_count())
     parser.add_argument("--limit", type=float, default=240, help="Seconds that an arm may take.")
     given = parser.parse_args()
+    machine = hardware.detect()
+    gib = hardware.memory_gib(machine)
+    assert gib is not None
     folder = FOLDER / "rows/scaling"
     folder.mkdir(parents=True, exist_ok=True)
     for size in dict.fromkeys(ARMS[name].size for name in given.only):
@@ -159,10 +162,8 @@ def main() -> None:
         path = folder / f"{name}-{cards}.json"
         if path.is_file():
             continue
-        machine = hardware.detect()
         told: dict[str, Any] = {"card": machine.name, "date": time.strftime("%Y-%m-%d")}
-        if gib := hardware.memory_gib(machine):
-            told["planned, GiB"] = planned(name, configs.load(SMOKE, changes(name, cards)), cards, gib)
+        told["planned, GiB"] = planned(name, configs.load(SMOKE, changes(name, cards)), cards, gib)
         with serving(name, folder / "server.log") if "vllm_mode=server" in ARMS[name].changes else nullcontext():
             told |= run(name, cards, path.with_suffix(".log"), given.limit)
         print(f"{name}, {cards} cards: {json.dumps(told)}", flush=True)

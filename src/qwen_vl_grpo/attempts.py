@@ -98,7 +98,7 @@ def hold(run_dir: Path) -> IO[str]:
 
     Of a run's own processes the main one has it for all. Raises RegistryError if another process has it.
     """
-    file = (run_dir / ".lock").open("w", encoding="utf-8")
+    file = (run_dir / registry.LOCK).open("w", encoding="utf-8")
     if not hardware.is_main_process():
         return file
     try:

@@ -19,7 +19,7 @@ def predict(config: RunConfig, machine: Hardware, gib: float | None, longest: in
     `shown` says whether prompts show pictures; `recomputed` is what automatic checkpointing came to. Of a trainer that is split
     among processes only the card is predicted, and nothing where TRL's own options split it.
     """
-    if planning.elsewhere(config):
+    if planning.shared_by_trl(config):
         return {}
     known, spread = shapes.of(config), Spread(strategies.named(), launched())
     picture = min(known.picture_tokens(config.data.max_pixels), longest - 1) if shown else 0

@@ -222,11 +222,11 @@ def refuse(config: RunConfig, card_memory_gib: float) -> None:
 def refuse_tight(config: RunConfig, card_memory_gib: float, longest: int) -> None:
     """Raise HardwareError in one sentence if a run whose prompts hold at most `longest` tokens does not fit by the estimates too.
 
-    The prompt counts as all text, the least that it can cost, since a run that would have fitted must not be refused; nor is one that is
-    shared in a way that no measured run was (docs/scaling.md).
+    The prompt counts as all text, the least that it can cost, since a run that would have fitted must not be refused; nor is one under
+    fsdp2, whose counts no run has borne out yet (docs/scaling.md); zero2's are zero3's beside whole weights.
     """
     strategy = strategies.named()
-    if elsewhere(config) or strategy not in (*strategies.WHOLE, "zero2", "zero3"):
+    if shared_by_trl(config) or strategy not in (*strategies.WHOLE, "zero2", "zero3"):
         return
     spread = ALONE if strategy in strategies.WHOLE else Spread(strategy, launched())
     fit = _advised(config, shapes.of(config), Prompt(text=longest, pictures=0), "this card", card_memory_gib, spread)
@@ -273,9 +273,9 @@ def named(card: str) -> tuple[str, float]:
 
 def sharded(config: RunConfig) -> bool:
     """Whether a card holds only a part of the trainer or of the engine."""
-    return elsewhere(config) or strategies.named() not in strategies.WHOLE
+    return shared_by_trl(config) or strategies.named() not in strategies.WHOLE
 
 
-def elsewhere(config: RunConfig) -> bool:
-    """Whether what shares trainer or engine among cards is TRL's own options, of which no plan is made."""
+def shared_by_trl(config: RunConfig) -> bool:
+    """Whether TRL's own options share trainer or engine among cards, of which no plan is made."""
     return any(config.trl.get(key) for key in ("deepspeed", "fsdp")) or config.trl.get("vllm_tensor_parallel_size", 1) > 1

@@ -36,6 +36,9 @@ log = logging.getLogger("qwen_vl_grpo")
 
 Card = TypeVar("Card", RunCard, Listed)
 
+LOCK = ".lock"
+"""In a run's folder, held by the process that has the run (attempts.hold)."""
+
 SCHEMA_VERSION = 1
 GROUP = "group.json"
 """What the folder of a group of seeds has in place of run.json."""
@@ -214,7 +217,7 @@ def as_seen(card: Any, run_dir: Path | None) -> Any:
     if card.state != "running" or run_dir is None:
         return card
     try:
-        with (run_dir / ".lock").open(encoding="utf-8") as file:
+        with (run_dir / LOCK).open(encoding="utf-8") as file:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return card

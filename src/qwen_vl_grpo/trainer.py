@@ -219,12 +219,9 @@ class VisionGRPOTrainer(GRPOTrainer):
         hand over the head and the embeddings apart (accelerate 1.15, DeepSpeed 0.19)."""
         model: Any = self.accelerator.unwrap_model(self.model)
         if state_dict is not None and not isinstance(model, PeftModel):
-            head = model.get_output_embeddings()
-            tied = head.weight is model.get_input_embeddings().weight
-            again = {f"{name}.weight" for name, module in model.named_modules() if module is head and tied}
             state_dict = {
                 name: weight.to(self._read_in) if weight.is_floating_point() else weight
-                for name, weight in state_dict.items() if name not in again
+                for name, weight in state_dict.items() if name not in model.all_tied_weights_keys
             }  # fmt: skip
         super()._save(output_dir, state_dict)
 

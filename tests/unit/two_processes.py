@@ -199,8 +199,8 @@ def main(folder, checkpoint):
     seen = {}
     for name, changes in CASES.items():
         seen[name] = gradient(folder, checkpoint, gradient_accumulation_steps=accumulation, **changes)
-    parting = by_accelerate if ranks.count() == 2 else lambda trainer: None
-    seen["untied"] = gradient(folder, str(folder.parent / "untied"), parting, gradient_accumulation_steps=accumulation, **CASES["dapo"])
+    split = {"share": by_accelerate} if ranks.count() == 2 else {}
+    seen["untied"] = gradient(folder, str(folder.parent / "untied"), **split, gradient_accumulation_steps=accumulation, **CASES["dapo"])
     CALLED.clear()
     if ranks.count() == 2:
         if ranks.place() == 0:

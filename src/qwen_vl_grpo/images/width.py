@@ -11,8 +11,6 @@ from qwen_vl_grpo.errors import ConfigError, PolicyError
 
 FAMILY = "qwen2_5_vl"
 """The text encoder of Qwen-Image, Qwen-Image-Edit and Edit-Plus: their DiTs learned from its states and know no other's."""
-
-
 PUBLISHED = {"Qwen/Qwen-Image": 3584, "Qwen/Qwen-Image-Edit": 3584, "Qwen/Qwen-Image-Edit-2509": 3584}
 """Pipeline -> `joint_attention_dim` of its DiT, for a config that is read where the pipeline is not."""
 TRANSFORMER = "transformer/config.json"
