@@ -8,6 +8,7 @@ pictures may cost at most twice what text costs.
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -87,12 +88,18 @@ def computed_in(trainer: VisionGRPOTrainer) -> torch.dtype:
 def check_seed(engine: FaithfulGeneration, prompt: list[int], when: str) -> None:
     """Raise RolloutError unless one seed draws the same completions twice and another seed draws others."""
     first, again, other = (engine.drawn([prompt] * SEEDED, seed) for seed in (1, 1, 2))
-    if first != again or first == other:
-        what = "two seeds draw the same" if first == other else "one seed draws differently each time"
+    alike = operator.eq if engine.batches_alike else begin_alike
+    if not alike(first, again) or alike(first, other):
+        what = "two seeds draw the same" if alike(first, other) else "one seed draws differently each time"
         raise RolloutError(
             f"parity {when}: the sampler does not follow the seed ({what}), so no run can be repeated; look at the generators that this "
             "version of vLLM draws from"
         )
+
+
+def begin_alike(one: list[list[int]], other: list[list[int]]) -> bool:
+    """Whether most completions begin with the same token; where the batches differ, rounding turns a near tie later on."""
+    return 2 * sum(first[:1] == second[:1] for first, second in zip(one, other, strict=True)) > len(one)
 
 
 def measure(trainer: VisionGRPOTrainer, samples: Sequence[Sample]) -> Agreement:

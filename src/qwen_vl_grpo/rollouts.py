@@ -77,6 +77,11 @@ class FaithfulGeneration(VLLMGeneration):
         """Whether this process alone runs the engine: the generation is then ours, and the seed decides it."""
         return self.tensor_parallel_size == 1
 
+    @property
+    def batches_alike(self) -> bool:
+        """Whether the same call is computed in the same batches, so that a seed repeats its completions to the last token."""
+        return True
+
     @engine_errors("it started")
     def _init_vllm(self) -> None:
         """Hand our options to the engine (trl#3788), and find out whether sleep mode frees memory on this machine.

@@ -53,6 +53,11 @@ class ServerGeneration(FaithfulGeneration):
         """The seed decides the generation here, too."""
         return True
 
+    @property
+    def batches_alike(self) -> bool:
+        """A server batches requests as they arrive, and what a GPU rounds follows the batch."""
+        return False
+
     @engine_errors("the run reached for its server")
     def _init_vllm(self) -> None:
         self.server = VLLMServer(self.settings.url)

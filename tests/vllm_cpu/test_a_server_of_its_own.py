@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -109,6 +110,38 @@ def test_the_seed_decides_the_rollouts_and_a_group_is_no_copy(served):
     assert len({tuple(answer) for answer in first}) == 4
     assert drawn(0) == first
     assert drawn(1) != first
+
+
+@pytest.mark.parametrize(
+    ("seed_sent", "said"), [(lambda seed: None, "one seed draws differently each time"), (lambda seed: 7, "two seeds draw the same")]
+)
+def test_a_server_that_does_not_follow_the_seed_is_caught(served, monkeypatch, seed_sent, said):
+    trainer, samples = served()
+    sampling = server_rollouts.ServerGeneration._answer
+
+    def other(self, group, ids, pictures, seed):
+        return sampling(self, group, ids, pictures, seed_sent(seed))
+
+    monkeypatch.setattr(server_rollouts.ServerGeneration, "_answer", other)
+    with pytest.raises(RolloutError, match=re.escape(said)):
+        parity.check(trainer, samples, "now")
+
+
+def test_a_near_tie_that_rounding_turns_is_no_fault_of_the_seed(served, monkeypatch):
+    """On a GPU the server's batches differ from call to call, and most answers of a seed part from its earlier ones somewhere."""
+    trainer, samples = served()
+    sampling, asked = server_rollouts.ServerGeneration._answer, []
+
+    def rounded(self, group, ids, pictures, seed):
+        answer = sampling(self, group, ids, pictures, seed)
+        asked.append(seed)
+        for choice in answer["choices"] if self.pinned else ():
+            choice["token_ids"][-1] += len(asked)
+        return answer
+
+    monkeypatch.setattr(server_rollouts.ServerGeneration, "_answer", rounded)
+    assert parity.check(trainer, samples, "now")["parity/pictures"] < BOUND
+    assert len(asked) > 3 * parity.SEEDED
 
 
 def test_stale_weights_are_caught(served, monkeypatch):
