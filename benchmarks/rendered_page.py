@@ -1,4 +1,7 @@
-"""What benchmarks/rendered_rows.py found, as Markdown: python -m benchmarks.rendered_page [FOLDER of the JSON files]"""
+"""What benchmarks/rendered_rows.py found, as Markdown: python -m benchmarks.rendered_page [FOLDER of the JSON files]
+
+docs/rendered_rewards.md holds those of docs/gpu_rows, written by docs/generate.py.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,9 @@ def table(row: dict[str, Any]) -> str:
     for phase, seconds in row["seconds a step"].items():
         peaks = (most(row[kind] if phase == "whole" else {phase: row[kind].get(phase, {})}) for kind in PEAKS)
         lines.append(f"| {phase} | {seconds:.2f} | {' | '.join(peaks)} |")
-    beside = {"weights, GiB": row["weights, GiB"], "judge alone, seconds": row["judge alone, seconds"]} | row.get("renderer", {})
+    held, renderer = row["weights, GiB"]["policy, adapter, engine"], row["weights, GiB"]["renderer"]
+    weights = f"policy, adapter and engine {', '.join(f'{gib:.1f} on {card}' for card, gib in held.items())}; renderer {renderer:.1f}"
+    beside = {"held before the first step, GiB": weights, "judge alone, seconds": row["judge alone, seconds"]} | row.get("renderer", {})
     beside |= {"memory as documented": row["documented"]} if "documented" in row else {}
     return "\n".join([*lines, "", *(f"- {name}: {value}" for name, value in beside.items())])
 
@@ -44,6 +49,10 @@ def most(phases: dict[str, dict[str, float]]) -> str:
     return f"{max(held):.1f}" if held else "-"
 
 
+def found(folder: Path) -> list[dict[str, Any]]:
+    """Every row of rendered_rows.py in a folder."""
+    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("rendered-*.json"))]
+
+
 if __name__ == "__main__":
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("outputs/gpu/rows")
-    print(page([json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("rendered-*.json"))]))
+    print(page(found(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("outputs/gpu/rows"))))

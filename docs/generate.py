@@ -16,7 +16,8 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS.parent / "src"), str(DOCS.parent)]
 
-from docs import reward_hacks, reward_logic, reward_logic_video  # noqa: E402 - the line above makes it importable
+from benchmarks import rendered_page  # noqa: E402 - the line above makes it importable
+from docs import reward_hacks, reward_logic, reward_logic_video  # noqa: E402
 from qwen_vl_grpo import (  # noqa: E402
     cli,
     config,
@@ -342,12 +343,24 @@ def with_answers(page: str) -> str:
     lines = ["Not yet measured."]
     if path.is_file():
         row = json.loads(path.read_text(encoding="utf-8"))
-        ratios = [f"| {name} | {row['ratios'].get(name, {}).get('ratio', '')} | {least} |" for name, least in row["needed"].items()]
-        ran = row["ratios"].get("eight engines / one engine", {}).get("engines that ran", 0)
-        lines = [f"| ratio, {row['card']}, {row['date']} | measured | at least |", "|---|---|---|", *ratios, ""]
+        lines = [f"| ratio, {row['card']}, {row['date']} | measured | rounds apart | at least |", "|---|---|---|---|"]
+        for name, least in row["needed"].items():
+            ratio = row["ratios"].get(name, {})
+            spread = f"{ratio['low']} to {ratio['high']}" if "low" in ratio else ""
+            lines.append(f"| {name} | {ratio.get('ratio', '')} | {spread} | {least} |")
+        ran, seconds = row["ratios"].get("eight engines / one engine", {}).get("engines that ran", 0), row["measured"]["all"].get("seconds")
+        told = [f"{name} {answers}" for name, answers in row["measured"]["throughput"]["answers a second"].items()]
+        lines += ["", f"Answers a second of a warm engine: {', '.join(told)}. One `--run_id all` took {seconds} s from start to end."]
         lines += [f"Of the eight engines {ran} ran; one that did not counts as their median."]
     marks = r"(<!-- answers-3b: .*? -->\n).*?(<!-- end of answers-3b -->)"
     return re.sub(marks, lambda mark: mark[1] + "\n".join(lines) + "\n" + mark[2], page, flags=re.DOTALL)
+
+
+def with_rendered(page: str) -> str:
+    """A page with what benchmarks/rendered_rows.py measured between its marks."""
+    tables = rendered_page.page(rendered_page.found(DOCS / "gpu_rows"))
+    marks = r"(<!-- rendered: .*? -->\n).*?(<!-- end of rendered -->)"
+    return re.sub(marks, lambda mark: mark[1] + tables + mark[2], page, flags=re.DOTALL)
 
 
 def with_scaling(page: str) -> str:
@@ -379,6 +392,7 @@ SCALING = (
 PAGES = {
     "scaling.md": lambda: with_scaling((DOCS / "scaling.md").read_text(encoding="utf-8")),
     "inference_guide.md": lambda: with_answers(with_samples("inference_guide.md")),
+    "rendered_rewards.md": lambda: with_rendered((DOCS / "rendered_rewards.md").read_text(encoding="utf-8")),
     "model_registry.md": lambda: with_samples("model_registry.md"),
     "configuration.md": configuration,
     "commands.md": commands,
