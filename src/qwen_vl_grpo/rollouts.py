@@ -141,7 +141,8 @@ class FaithfulGeneration(VLLMGeneration):
         plain = not self._dist.is_fsdp and (deepspeed is None or deepspeed.zero_stage < 3)
         if plain and isinstance(self.model, PeftModel):
             return merged_weights(self.model)
-        sharding.part_again(self.model)
+        if self._dist.is_fsdp:
+            return ((self._fix_param_name_to_vllm(name), weight) for name, weight in sharding.whole_weights(self.model))
         return super()._iter_named_params()
 
     @engine_errors("it generated")

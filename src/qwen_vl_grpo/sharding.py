@@ -31,12 +31,25 @@ def passes(model: Any, wanted: int) -> int:
     return max(ranks.gathered(wanted)) if sharded(model) else wanted
 
 
-def part_again(model: Any) -> None:
-    """Take back what a pass has left whole: of FSDP2 the last norm and the head, while TRL asks each weight that it hands to vLLM for its
-    parts (trl 1.16)."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each weight of a model that FSDP2 split, whole and in what it computes in; all processes iterate, and part again what they pass.
+
+    A group is gathered at once. TRL 1.16 gathers weight after weight, in float32, and wants none that a pass has left whole.
+    """
+    for path, group in model.named_modules():
+        if isinstance(group, FSDPModule):
+            group.unshard()
+            for name, weight in own_weights(group, f"{path}." * bool(path)):
+                yield name, weight.detach().clone()  # the group's own memory goes when it is parted
+            group.reshard()
+
+
+def own_weights(module: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights below a module that no FSDP2 module below it holds."""
+    yield from ((path + name, weight) for name, weight in module.named_parameters(recurse=False))
+    for name, child in module.named_children():
+        if not isinstance(child, FSDPModule):
+            yield from own_weights(child, f"{path}{name}.")
 
 
 def call_the_head(causal: Any) -> None:

@@ -69,6 +69,11 @@ def test_trls_fused_head_calls_the_head_of_a_split_policy_for_no_words(seen):
         assert called and all(words == 0 for _, words, _ in called)
 
 
+def test_an_engine_gets_every_weight_of_a_sharded_policy_whole_and_leaves_it_parted(seen):
+    for told in both(seen, "handed over"):
+        assert told == {"names": True, "away": 0.0, "parted": True}
+
+
 def test_processes_share_work_in_order_and_the_main_one_acts_first(seen):
     main, other = both(seen, "exchanged")
     assert (main["part"], other["part"]) == ([0, 1], [2, 3, 4])

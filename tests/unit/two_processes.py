@@ -120,6 +120,17 @@ def sharded(checkpoint):
     return whole, parted
 
 
+def handed_over(whole, parted):
+    """What an engine gets of a sharded policy whose root a pass has left whole, beside the weights; and whether all is parted again."""
+    parted.unshard()
+    given, held = list(sharding.whole_weights(parted)), whole.state_dict(keep_vars=True)
+    return {
+        "names": sorted({name for name, _ in given}) == sorted(name for name, _ in whole.named_parameters(remove_duplicate=False)),
+        "away": max((weight - held[name]).abs().max().item() for name, weight in given),
+        "parted": all(hasattr(weight, "device_mesh") for weight in parted.parameters()),
+    }
+
+
 def one_sees_nothing(whole, parted, processor):
     """How far the sharded gradient is from the whole one, where the first process has a batch of text alone."""
     batches = [policy.encode(processor, [Sample("", row["prompt"], row["images"], "")]) for row in (rows()[0], rows()[7])]
@@ -210,6 +221,7 @@ def main(folder, checkpoint):
         processor = AutoProcessor.from_pretrained(checkpoint)
         seen["fsdp2"] = gradient(folder, checkpoint, by_accelerate, gradient_accumulation_steps=accumulation, **CASES["dapo"])
         seen["called"] = list(CALLED)
+        seen["handed over"] = handed_over(whole, parted)
         seen["exchanged"] = exchanged()
         seen["nothing"] = one_sees_nothing(whole, parted, processor)
         seen["states"] = unequal_cache_hits(folder, checkpoint, parted, processor)
