@@ -44,7 +44,9 @@ def by_id(run_id: str, public: bool = False) -> RunCard:
     """Publish the run of an id and keep the address in its card; raises RegistryError, and HubError after which it waits in the queue."""
     card, run_dir = registry.resolve(run_id)
     if card.state == "running":
-        raise RegistryError(f"run_id {run_id}: is still running; wait for its end, or resume it if it was killed")
+        killed = registry.as_seen(card, run_dir).state == "killed"
+        what = "was killed; resume it (grpo train --resume) and publish it then" if killed else "is still running; wait for its end"
+        raise RegistryError(f"run_id {run_id}: {what}")
     waiting = index.queue() / f"{card.run_id}.json"
     waiting.parent.mkdir(parents=True, exist_ok=True)
     waiting.write_text(json.dumps({"public": public}) + "\n", encoding="utf-8")  # first: a process that is killed leaves it waiting

@@ -1,10 +1,12 @@
 """Covers a Hub that refuses, breaks down or is written to by others: one sentence each, nothing lost, nothing overwritten."""
 
+import fcntl
 import json
 import time
 
 import pytest
 
+from qwen_vl_grpo import registry
 from tests.hub.conftest import REPO, both_clients
 from tests.hub.loopback import READER, WRITER, Fault
 from tests.hub.test_publish_and_pull import select
@@ -297,8 +299,11 @@ def test_weights_that_were_changed_are_not_published(hub, node, refused):
 
 def test_a_run_that_is_running_is_not_published(hub, node, refused):
     a = node()
-    a.keep("v1", state="running")
-    assert "is still running" in refused(a.grpo("publish", "v1"))
+    run_dir = a.keep("v1", state="running")
+    with (run_dir / registry.LOCK).open("w") as held:
+        fcntl.lockf(held, fcntl.LOCK_EX)
+        assert "is still running; wait" in refused(a.grpo("publish", "v1"))
+    assert "was killed; resume it" in refused(a.grpo("publish", "v1"))
     assert (hub.seen, a.waiting()) == ([], [])
 
 
