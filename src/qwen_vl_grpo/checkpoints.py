@@ -108,15 +108,15 @@ def refuse_full(run_dir: Path, expected: int) -> None:
         raise OSError(f"it takes {needed / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free")
 
 
-def saved_bytes(model: Any) -> int:
-    """About what a checkpoint takes: an adapter or all weights, and AdamW's two moments of those that learn."""
+def saved_bytes(model: Any, only_model: bool = False) -> int:
+    """About what a checkpoint takes: an adapter or all weights, and unless `only_model`, AdamW's two moments of what learns."""
     from peft import PeftModel
 
     sizes = [  # ZeRO-3 leaves a parted weight without elements of its own, and tells how many it has
         (getattr(weight, "ds_numel", weight.numel()) * weight.element_size(), weight.requires_grad) for weight in model.parameters()
     ]
     learned = sum(size for size, learns in sizes if learns)
-    return 2 * learned + (learned if isinstance(model, PeftModel) else sum(size for size, _ in sizes))
+    return 2 * learned * (not only_model) + (learned if isinstance(model, PeftModel) else sum(size for size, _ in sizes))
 
 
 def step_of(folder: Path) -> int:

@@ -45,15 +45,17 @@ def disk(config: RunConfig, shapes: Shapes, held: Footprint) -> Disk:
     saves = -(-config.max_steps // (config.save_steps or config.max_steps))
     kept = min(saves, config.save_total_limit + 1 if config.save_total_limit else saves)
     warmup = 4 * shapes.total() if config.warmup else 0  # a warm-up trains in float32
-    return Disk(held.adapter or held.weights, held.optimizer, _processor(config), kept, warmup)
+    states = 0 if config.trl.get("save_only_model") else held.optimizer
+    return Disk(held.adapter or held.weights, states, _processor(config), kept, warmup)
 
 
 def host(config: RunConfig, shapes: Shapes, held: Footprint, on_card: bool, drawn: int = 0) -> dict[str, int]:
     """Part -> bytes of host memory; `drawn` is what a renderer or judge keeps there. Without a card everything lies there."""
     libraries = LIBRARIES + TOKEN * shapes.vocabulary + (ENGINE_ON_A_CARD if on_card else ENGINE) * has_engine(config)
     parts = {"libraries": libraries, "renderer and judge": drawn}
-    if on_card:  # the file is mapped while the card takes its weights
-        return {name: size for name, size in (parts | {"weights while they load": held.weights}).items() if size}
+    if on_card:  # the file is mapped while the card takes its weights, which it holds unpacked where they become 4-bit ones
+        read = 2 * shapes.total() if config.lora.quantization else held.weights
+        return {name: size for name, size in (parts | {"weights while they load": read}).items() if size}
     activations = round(ON_THE_CPU * max(held.backward - casts(config, shapes), held.score))
     learning = held.pictures + held.gradients + activations
     return parts | {"policy": held.resident + max(learning, held.generation, held.evaluation)}

@@ -194,7 +194,7 @@ class VisionGRPOTrainer(GRPOTrainer):
         try:
             if self.args.should_save:
                 shutil.rmtree(run_dir / checkpoints.ASIDE, ignore_errors=True)
-                checkpoints.refuse_full(run_dir, checkpoints.saved_bytes(self.model))
+                checkpoints.refuse_full(run_dir, checkpoints.saved_bytes(self.model, self.args.save_only_model))
             self.accelerator.wait_for_everyone()
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()

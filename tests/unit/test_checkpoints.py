@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+import torch
 
 from qwen_vl_grpo import checkpoints
 from qwen_vl_grpo.errors import RegistryError
@@ -85,6 +86,11 @@ def test_a_later_one_that_an_earlier_attempt_left_broken_does_not_push_out_the_o
     checkpoints.prune(tmp_path, 1, step=4)
     assert steps(tmp_path) == [4, 8]
     assert checkpoints.newest_whole(tmp_path) == tmp_path / "checkpoint-4"
+
+
+def test_a_model_alone_takes_no_room_for_the_optimizer():
+    model = torch.nn.Linear(10, 10, bias=False)
+    assert (checkpoints.saved_bytes(model), checkpoints.saved_bytes(model, only_model=True)) == (1200, 400)
 
 
 def test_a_disk_without_room_for_another_like_the_newest_is_refused_before_a_byte_is_written(tmp_path, saved):

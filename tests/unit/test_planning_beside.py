@@ -73,6 +73,21 @@ def test_a_checkpoint_holds_what_learns_and_the_states_of_adam():
     assert whole.weights == 2 * SEVEN.total()
 
 
+def test_a_checkpoint_of_the_model_alone_is_what_a_run_wrote():
+    """The arm qlora-ddp of docs/scaling.md: 0.0732 GiB, with a tokenizer of 15.6 MiB."""
+    three = shapes.published("Qwen/Qwen2.5-VL-3B-Instruct")
+    config = documented(lora={"quantization": "4bit"}, trl={"save_only_model": True})
+    measured = storage.disk(config, three, footprint.measure(config, three))
+    assert measured.optimizer == 0 and measured.checkpoint / GIB == pytest.approx(0.0732, rel=0.03)
+
+
+def test_a_policy_of_four_bits_is_read_whole():
+    """The same arm: a process held 8.83 GiB of the host at most."""
+    three, config = shapes.published("Qwen/Qwen2.5-VL-3B-Instruct"), documented(lora={"quantization": "4bit"})
+    told = storage.host(config, three, footprint.measure(config, three), on_card=True)
+    assert sum(told.values()) / GIB == pytest.approx(8.83, rel=0.1)
+
+
 @pytest.mark.parametrize(("changes", "at_once"), [({}, 1), ({"save_steps": 30}, 4), ({"save_steps": 10, "save_total_limit": 2}, 3)])
 def test_as_many_checkpoints_lie_there_as_are_kept_and_written(changes, at_once):
     found = storage.disk(documented(**changes), SEVEN, held(documented(**changes)))
