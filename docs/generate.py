@@ -205,7 +205,8 @@ that the documentation names, and the plan says them beside ours:
 |---|---|---|
 {rows_named}
 
-load: the policy alone; start: the engine starts beside the policy, and vLLM checks that its share is free; generate, evaluate: it is awake,
+load: the policy alone; start: the engine starts beside the policy, and vLLM checks that its share is free; split, under fsdp2 alone: what
+each card has loaded is parted among them; generate, evaluate: it is awake,
 beside the policy and the optimizer; draw, score, backward, optimizer, save: it sleeps, if `vllm_enable_sleep_mode` lets it. A prompt is
 taken to hold 256 tokens of text and one picture of `data.max_pixels`; `--text_tokens` and `--pictures` change that. Where a run does not
 fit, each knob is tried in this order until it does, alone and then together: the engine's share, its context, smaller micro-steps and more
@@ -213,8 +214,8 @@ of them, gradient checkpointing, sleep mode, renderer.offload, LoRA, 4 bits, sho
 
 `grpo train` refuses, before the model is loaded, a share that cannot fit beside the trainer and a card that another process fills, by the
 exact counts; and once the rows are read, what by the estimates does not fit with the longest of their prompts, which counts as all text
-there; under zero2 and zero3 that is the share of one card. `allow_tight_memory: true` overrules all three. Before that it refuses a disk
-without room for one checkpoint, and warns of one without room for all that are kept at once.
+there; under zero2 and zero3 that is the share of one card. `allow_tight_memory: true` overrules all three. Before that it refuses a
+disk without room for one checkpoint, and warns of one without room for all that are kept at once.
 
 ## Hours
 
@@ -234,8 +235,10 @@ gets no hours.
 
 ddp sends gradients in buckets, which are a second copy. DeepSpeed (zero2, zero3) keeps a float32 copy of what learns beside Adam's two
 states, buckets of {bucket:.1f} GB each way, and under zero3 up to {live:.1f} GB of gathered weights; with an adapter TRL gathers the whole
-model there to hand it to the engine. fsdp2 splits what each card has loaded whole. Counted from the libraries' defaults; ddp
-and zero3 were held against runs on two cards ([scaling.md](scaling.md)), zero2 and fsdp2 not yet.
+model there to hand it to the engine. fsdp2 splits what each card has loaded whole, as float32 where it learns: the whole lies beside its
+first parts until all are split, gradients and Adam's states are float32, too, and until a step's last micro-step each card adds up whole
+gradients in bfloat16. Counted from the libraries' code and defaults; each was held against a run on two cards ([scaling.md](scaling.md)).
+Under fsdp2 torch there kept 9 GiB beyond the most that it had handed out (77.5 beside 68.7), which the plan does not count.
 
 ## After the run
 
@@ -385,7 +388,7 @@ def with_scaling(page: str) -> str:
 
 
 SCALING = (
-    "model", "cards", "completions a step", "seconds a step", "efficiency", "GiB a card", "GiB planned",
+    "model", "cards", "completions a step", "seconds a step", "efficiency", "GiB a card", "GiB planned before it ran",
     "log-probabilities apart, card by card", "measured on",
 )  # fmt: skip
 

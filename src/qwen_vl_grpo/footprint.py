@@ -101,6 +101,8 @@ class Footprint:
     engine_weights: int
     kv_token: int
     engine_context: int
+    splitting: int = 0
+    """The policy while the trainer splits what each card has loaded; 0 where nothing is split or it is loaded in parts."""
 
     @property
     def at_start(self) -> int:
@@ -118,9 +120,7 @@ def measure(config: RunConfig, shapes: Shapes, prompt: Prompt | None = None) -> 
     prompt, lora = prompt or Prompt(), config.lora
     width = 4 if config.dtype == "float32" else 2
     base, learning = shapes.base_bytes(lora, width), shapes.learning(lora)
-    learning_width = _learning_width(config)
-    optimizer = str(config.trl.get("optim", "adamw"))
-    state_width = 0 if "adamw" not in optimizer else 1 if "8bit" in optimizer else learning_width
+    width_learning = learning_width(config)
     picture_tokens = prompt.picture_tokens if prompt.picture_tokens is not None else shapes.picture_tokens(config.data.max_pixels)
     prompt_tokens = prompt.text + prompt.pictures * picture_tokens
     if config.vllm_max_model_length is not None:  # longer prompts are refused or dropped
@@ -144,10 +144,10 @@ def measure(config: RunConfig, shapes: Shapes, prompt: Prompt | None = None) -> 
         completions=completions,
         loaded=base,
         weights=base,
-        adapter=learning * learning_width if lora.enabled else 0,
+        adapter=learning * width_learning if lora.enabled else 0,
         reference=base if config.beta and not lora.enabled else 0,
-        optimizer=learning * state_width * 2,
-        gradients=learning * learning_width,
+        optimizer=states(config, learning, width_learning),
+        gradients=learning * width_learning,
         pictures=completions * patches * shapes.patch_values * 4,
         score=scoring(config, shapes, tokens, seen),
         backward=backward(config, shapes, tokens, seen),
@@ -167,10 +167,12 @@ def phases(footprint: Footprint, config: RunConfig, card: float) -> dict[str, fl
     idle = min(beside, ENGINE_ASLEEP) if config.vllm_enable_sleep_mode else share + beside
     resident = CONTEXT + footprint.resident
     learned = resident + idle + footprint.pictures + footprint.gradients
+    split = {"split": CONTEXT + footprint.reference + footprint.splitting + idle} if footprint.splitting else {}
     evaluated = {"evaluate": resident + share + beside + footprint.evaluation} if config.evaluation.part else {}
     return {
         "load": CONTEXT + footprint.at_start,
         "start": CONTEXT + footprint.at_start + share,
+        **split,
         "generate": resident + share + beside + footprint.generation,
         "score": resident + idle + footprint.pictures + footprint.score,
         "backward": learned + footprint.backward,
@@ -183,8 +185,9 @@ def phases(footprint: Footprint, config: RunConfig, card: float) -> dict[str, fl
 def torch_peak(footprint: Footprint, config: RunConfig, card: float) -> float:
     """What torch.cuda.max_memory_allocated reports at the end: it counts the engine's share even while the engine sleeps."""
     share = config.vllm_gpu_memory_utilization * card if has_engine(config) else 0.0
-    learning = footprint.pictures + footprint.gradients + footprint.backward
-    return share + footprint.resident + max(learning, footprint.generation, footprint.evaluation)
+    learning = footprint.pictures + max(footprint.gradients + footprint.backward, footprint.score)
+    trained = footprint.resident + max(learning, footprint.generation, footprint.evaluation)
+    return share + max(trained, footprint.reference + footprint.splitting)
 
 
 def kv_tokens(footprint: Footprint, config: RunConfig, card: float) -> int:
@@ -198,7 +201,13 @@ def has_engine(config: RunConfig) -> bool:
     return config.use_vllm and config.vllm_mode == "colocate"
 
 
-def _learning_width(config: RunConfig) -> int:
+def states(config: RunConfig, learning: int, width: int) -> int:
+    """AdamW's two states of so many weights that learn, of `width` bytes each."""
+    optimizer = str(config.trl.get("optim", "adamw"))
+    return 0 if "adamw" not in optimizer else 2 * learning * (1 if "8bit" in optimizer else width)
+
+
+def learning_width(config: RunConfig) -> int:
     """Bytes of a weight that learns: PEFT's adapters are float32 and TRL makes QLoRA's bfloat16; full fine-tuning has no second copy."""
     if config.lora.enabled:
         return 2 if config.lora.quantization else 4
@@ -244,7 +253,7 @@ def backward(config: RunConfig, shapes: Shapes, tokens: int, patches: int) -> in
 
 def casts(config: RunConfig, shapes: Shapes) -> int:
     """The bfloat16 copies that autocast keeps of float32 weights that learn."""
-    return 2 * shapes.learning(config.lora) if _learning_width(config) == 4 else 0
+    return 2 * shapes.learning(config.lora) if learning_width(config) == 4 else 0
 
 
 def recomputed_layers(config: RunConfig, shapes: Shapes) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from qwen_vl_grpo import footprint, knobs, rendered_footprint
 from qwen_vl_grpo.footprint import CONTEXT, GIB
 from qwen_vl_grpo.pace import Asked
-from qwen_vl_grpo.planning import Fit, Plan
+from qwen_vl_grpo.planning import PHASES, Fit, Plan
 from qwen_vl_grpo.rendered_footprint import POLICY, Drawing
 
 DOCUMENTED = {"policy": 25, "DiT": 15, "pipeline": 20, "activations": 15}
@@ -40,10 +40,11 @@ def text(plan: Plan) -> str:
         *_asked(plan.asked),
         "",
     ]
+    phases = [phase for phase in PHASES if any(phase in card.phases for card in plan.cards)]
     if plan.cards:
-        lines += [f"{'GiB in use':20} {'card':>6} " + " ".join(f"{phase:>9}" for phase in plan.cards[0].phases)]
+        lines += [f"{'GiB in use':20} {'card':>6} " + " ".join(f"{phase:>9}" for phase in phases)]
     for card in plan.cards:
-        sizes = " ".join(f"{size:9.1f}" for size in card.phases.values())
+        sizes = " ".join(f"{card.phases[phase]:9.1f}" if phase in card.phases else " " * 9 for phase in phases)
         lines += [f"{card.card[:20]:20} {card.gib:6.1f} {sizes}  {'fits' if card.fits else 'does not fit'}", *_remarks(card, plan.steps)]
     return "\n".join([*lines, "", "What is estimated is held against measured runs in docs/planning.md."])
 

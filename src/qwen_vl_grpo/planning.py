@@ -27,9 +27,9 @@ TO_SPARE = 0.12
 """Share of a card that automatic checkpointing leaves free, since activations are estimates and memory fragments."""
 IDLE = 0.5
 """GiB that a driver counts as used on a card that nobody uses."""
-PHASES = ("load", "start", "generate", "draw", "score", "backward", "optimizer", "evaluate", "save")
-"""load: the policy alone; start: the engine starts beside it; generate, evaluate: it is awake; else it sleeps, if it may. draw: the
-completions are drawn and judged, where a run does that."""
+PHASES = ("load", "start", "split", "generate", "draw", "score", "backward", "optimizer", "evaluate", "save")
+"""load: the policy alone; start: the engine starts beside it; generate, evaluate: it is awake; else it sleeps, if it may. split: what
+each card has loaded whole is parted among them (fsdp2). draw: the completions are drawn and judged, where a run does that."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,11 @@ def plan(
     measured, drawing = footprint.measure(config, known, prompt), rendered_footprint.measure(config)
     kept = footprint.measure(config.model_copy(update={"gradient_checkpointing": False}), known, prompt).backward
     completions = config.batch_size * config.gradient_accumulation_steps * ranks
+    shared = Spread(judged[0].strategy, ranks) if judged else ALONE
     return Plan(
         config.run_id, config.model_name, known.source, known.tied, known.weights(), known.learning(config.lora), measured, kept, drawing,
-        storage.disk(config, known, measured), storage.host(config, known, measured, on_card, drawing.on_host() if drawing else 0),
+        storage.disk(config, known, measured, spreading.written(measured, config, known, shared)),
+        storage.host(config, known, measured, on_card, drawing.on_host() if drawing else 0),
         pace.asked(config), config.max_steps, completions * measured.sequence, judged,
     )  # fmt: skip
 
@@ -163,7 +165,9 @@ def in_use(measured: Footprint, config: RunConfig, drawing: Drawing | None, card
     if drawing is None:
         return used
     drawn = used["save"] + drawing.drawing(POLICY, drawing.pictures)
-    used = {phase: size + drawing.resting(POLICY) * (phase not in ("load", "start")) for phase, size in used.items()} | {"draw": drawn}
+    used = {phase: size + drawing.resting(POLICY) * (phase not in ("load", "start", "split")) for phase, size in used.items()} | {
+        "draw": drawn
+    }
     return {phase: used[phase] for phase in PHASES if phase in used}
 
 

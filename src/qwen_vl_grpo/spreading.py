@@ -2,13 +2,14 @@
 
 ddp: everything, and the buckets in which gradients travel. zero2: optimizer and gradients are split over the processes; zero3: weights,
 too (ZeRO, arXiv 1910.02054, with DeepSpeed's own sizes of buckets). fsdp2: as zero3, split when the trainer is ready, so that each
-card holds all weights while its engine starts. Counted; ddp and zero3 were held against runs on two cards (docs/scaling.md).
+card holds all weights while its engine starts. Counted, and each was held against a run on two cards (docs/scaling.md).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from qwen_vl_grpo import footprint
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.footprint import Footprint, has_engine
 from qwen_vl_grpo.shapes import Shapes
@@ -19,6 +20,8 @@ BUCKET = 500_000_000
 """Numbers in one of DeepSpeed's buckets (its reduce_bucket_size and allgather_bucket_size)."""
 LIVE = 1_000_000_000
 """Numbers that ZeRO-3 keeps gathered at once (stage3_max_live_parameters)."""
+FLOAT32, COMPUTED = 4, 2
+"""Bytes, under FSDP2 on cards, of a weight that learns, of its gradient and of each of Adam's states; and of a weight in a pass."""
 MASTER = 12
 """Bytes of a weight that learns under DeepSpeed with bfloat16: a float32 copy and Adam's two states."""
 
@@ -42,11 +45,7 @@ def split(held: Footprint, config: RunConfig, shapes: Shapes, spread: Spread) ->
     if spread.strategy == "ddp":
         return replace(held, gradients=2 * held.gradients)
     if spread.strategy == "fsdp2":
-        gathered = held.weights * _together(shapes) // total
-        return replace(
-            held, weights=held.weights // ranks + gathered, reference=held.reference // ranks, adapter=held.adapter // ranks,
-            optimizer=held.optimizer // ranks, gradients=held.gradients // ranks,
-        )  # fmt: skip
+        return _by_fsdp2(held, config, shapes, ranks)
     buckets = 2 * 2 * min(BUCKET, learning)
     held = replace(
         held, adapter=2 * learning if config.lora.enabled else 0, optimizer=MASTER * learning // ranks,
@@ -60,6 +59,31 @@ def split(held: Footprint, config: RunConfig, shapes: Shapes, spread: Spread) ->
     return replace(
         held, loaded=weights, weights=weights + live, reference=held.reference // ranks, adapter=held.adapter // ranks,
         generation=held.generation + held.weights * whole,
+    )  # fmt: skip
+
+
+def written(held: Footprint, config: RunConfig, shapes: Shapes, spread: Spread) -> int:
+    """The optimizer's states in a checkpoint, of a footprint that is not split: those that fsdp2 gathers for it are float32."""
+    learning = shapes.learning(config.lora)
+    return footprint.states(config, learning, FLOAT32) if spread.strategy == "fsdp2" else held.optimizer
+
+
+def _by_fsdp2(held: Footprint, config: RunConfig, shapes: Shapes, ranks: int) -> Footprint:
+    """accelerate makes what learns float32 before it splits it, so that its gradients and Adam's states are, too (accelerate 1.15). A card
+    holds the whole policy beside its first parts until all are split. What FSDP2 gathers is bfloat16, so that autocast copies nothing."""
+    learning, total = shapes.learning(config.lora), shapes.total()
+    width = footprint.learning_width(config)
+    whole = held.weights + held.adapter + (FLOAT32 - width) * learning * (not config.lora.enabled)
+    # before a step's last micro-step the gradients are added up on each card, unsplit, as they were computed (Accelerator.no_sync)
+    waiting = COMPUTED * learning if config.gradient_accumulation_steps > 1 else 0
+    gathered = COMPUTED * _together(shapes)
+    # TRL splits a reference as one piece: what arrives of it is whole, and copied once more into its weights (trl 1.16)
+    reference = COMPUTED * total if held.reference else 0
+    return replace(
+        held, weights=whole // ranks - held.adapter // ranks, reference=held.reference // ranks, adapter=held.adapter // ranks,
+        optimizer=footprint.states(config, learning, FLOAT32) // ranks, gradients=max(waiting, FLOAT32 * learning // ranks),
+        score=max(gathered + held.score, reference + max(reference, held.score)),
+        backward=gathered + held.backward - footprint.casts(config, shapes), splitting=whole + whole // ranks,
     )  # fmt: skip
 
 

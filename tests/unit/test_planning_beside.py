@@ -71,6 +71,9 @@ def test_a_checkpoint_holds_what_learns_and_the_states_of_adam():
     assert (adapter.weights, adapter.optimizer, adapter.processor) == (4 * learning, 8 * learning, storage.PROCESSOR)
     whole = storage.disk(documented(**WHOLE), SEVEN, held(documented(**WHOLE)))
     assert whole.weights == 2 * SEVEN.total()
+    written = spreading.written(held(documented(**WHOLE)), documented(**WHOLE), SEVEN, Spread("fsdp2", 8))
+    split = storage.disk(documented(**WHOLE), SEVEN, held(documented(**WHOLE)), written)
+    assert (split.weights, split.optimizer) == (whole.weights, 2 * whole.optimizer)  # in float32
 
 
 def test_a_checkpoint_of_the_model_alone_is_what_a_run_wrote():
@@ -137,8 +140,33 @@ def test_each_way_to_share_holds_less_than_the_one_before():
     alone, zero2, zero3, fsdp2 = (held(config, Spread(name, 8)) for name in ("single", "zero2", "zero3", "fsdp2"))
     assert zero2.weights == alone.weights and zero2.optimizer == 12 * SEVEN.learning(config.lora) // 8
     assert zero3.loaded == alone.weights // 8 and fsdp2.loaded == alone.weights  # FSDP2 splits what each card has loaded
-    assert fsdp2.optimizer == alone.optimizer // 8 < zero3.optimizer
+    assert fsdp2.optimizer == 8 * SEVEN.learning(config.lora) // 8 < zero3.optimizer
     assert held(config, Spread("zero3", 1)) == alone
+
+
+def test_fsdp2_learns_in_float32_and_adds_up_whole_gradients():
+    config, learning = documented(**WHOLE), SEVEN.learning(documented(**WHOLE).lora)
+    alone, fsdp2 = held(config), held(config, Spread("fsdp2", 8))
+    assert fsdp2.weights == (alone.weights + 2 * learning) // 8
+    assert fsdp2.splitting == alone.weights + 2 * learning + fsdp2.weights
+    assert fsdp2.gradients == 2 * learning
+    at_once = documented(**WHOLE, gradient_accumulation_steps=1)
+    assert held(at_once, Spread("fsdp2", 8)).gradients == 4 * learning // 8
+    eight_bits = documented(**WHOLE, trl={"optim": "adamw_bnb_8bit"})
+    assert held(eight_bits, Spread("fsdp2", 8)).optimizer == 2 * learning // 8
+    with_reference = held(documented(**WHOLE, beta=0.1), Spread("fsdp2", 8))
+    assert with_reference.score == 4 * SEVEN.total() > fsdp2.score and with_reference.reference == alone.weights // 8
+
+
+def test_while_fsdp2_splits_a_policy_each_card_holds_all_of_it():
+    shared = Spread("fsdp2", 8)
+    asleep, awake = (
+        planning.judge(documented(**WHOLE, vllm_enable_sleep_mode=on), SEVEN, Prompt(), "", H100, shared) for on in (True, False)
+    )
+    splitting = held(documented(**WHOLE), shared).splitting / GIB
+    assert asleep.phases["split"] == pytest.approx(splitting + (footprint.CONTEXT + footprint.ENGINE_ASLEEP) / GIB, abs=0.01)
+    assert awake.phases["split"] > asleep.phases["split"] + 0.5 * documented().vllm_gpu_memory_utilization * H100
+    assert "split" not in planning.judge(documented(**WHOLE), SEVEN, Prompt(), "", H100, Spread("zero3", 8)).phases
 
 
 SHARED = {

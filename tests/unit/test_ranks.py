@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from demo import tiny_qwen
-from qwen_vl_grpo import attempts, registry
+from qwen_vl_grpo import attempts, footprint, registry, shapes, spreading
 from qwen_vl_grpo.config import check
 from qwen_vl_grpo.errors import ConfigError
 from tests.unit import two_processes
@@ -72,6 +72,17 @@ def test_trls_fused_head_calls_the_head_of_a_split_policy_for_no_words(seen):
 def test_an_engine_gets_every_weight_of_a_sharded_policy_whole_and_leaves_it_parted(seen):
     for told in both(seen, "handed over"):
         assert told == {"names": True, "away": 0.0, "parted": True}
+
+
+def test_a_process_holds_of_a_split_policy_what_the_plan_counts(seen, checkpoint):
+    config = check({"run_id": "unit", "model_name": checkpoint("qwen2_5_vl"), "lora": {"enabled": False}, "gradient_accumulation_steps": 2})
+    known = shapes.of(config)
+    counted = spreading.split(footprint.measure(config, known), config, known, spreading.Spread("fsdp2", 2))
+    for held in both(seen, "held"):
+        assert held["weights"] == pytest.approx(counted.weights, rel=0.01)
+        assert max(held["waiting"], held["gradients"]) == pytest.approx(counted.gradients, rel=0.01)
+        assert held["waiting"] == pytest.approx(2 * known.learning(config.lora), rel=0.01)  # whole, until the step's last micro-step
+        assert held["optimizer"] == pytest.approx(counted.optimizer, rel=0.01)
 
 
 def test_processes_share_work_in_order_and_the_main_one_acts_first(seen):

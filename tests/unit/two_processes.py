@@ -14,7 +14,7 @@ import torch
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from PIL import Image
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
@@ -99,15 +99,46 @@ def gradient(folder, checkpoint, share=lambda trainer: None, **changes):
 CALLED = list[tuple[int, ...]]()
 
 
-def by_accelerate(trainer):
-    """Split a trainer's policy as accelerate does on cards (FSDP2): on a CPU it leaves it whole. CALLED gets the calls of its head."""
+def split(policy, precision):
+    """Split a policy as accelerate does on cards (FSDP2): on a CPU it leaves it whole."""
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=True)
-    its = SimpleNamespace(fsdp_plugin=plugin)
-    cards = SimpleNamespace(state=its, mixed_precision="no", device=torch.device("cpu"), is_main_process=ranks.place() == 0, is_fsdp2=True)
-    assert fsdp2_prepare_model(cards, trainer.model) is trainer.model
+    if precision != "no":
+        plugin.set_mixed_precision(precision)
+    its, main = SimpleNamespace(fsdp_plugin=plugin), ranks.place() == 0
+    cards = SimpleNamespace(state=its, mixed_precision=precision, device=torch.device("cpu"), is_main_process=main, is_fsdp2=True)
+    assert fsdp2_prepare_model(cards, policy) is policy
+
+
+def by_accelerate(trainer):
+    """Split a trainer's policy, and let CALLED get the calls of its head."""
+    split(trainer.model, "no")
     trainer.model.get_output_embeddings().register_forward_hook(lambda _, given, __: CALLED.append(tuple(given[0].shape)))
     trainer.accelerator.prepare_model = lambda model, **_: model  # no DDP around it
     trainer.args.save_strategy = SaveStrategy.NO
+
+
+def held_by_fsdp2(checkpoint):
+    """Bytes that a process holds of a whole policy that accelerate splits as on a card: of its weights, of the gradients after a step's
+    first micro-step and after its last, and of Adam's states."""
+    policy = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.bfloat16)
+    policy.get_encoder(modality="image").requires_grad_(False)
+    split(policy, "bf16")
+    optimizer = torch.optim.AdamW(weight for weight in policy.parameters() if weight.requires_grad)
+    ids, held = torch.arange(100, 120)[None], {"weights": size(weight.to_local() for weight in policy.parameters())}
+    for moment in ("waiting", "gradients"):
+        policy.set_requires_gradient_sync(moment == "gradients")
+        policy(input_ids=ids, mm_token_type_ids=torch.zeros_like(ids)).logits.float().pow(2).mean().backward()
+        groups = {module._get_fsdp_state()._fsdp_param_group for module in policy.modules() if isinstance(module, FSDPModule)}
+        gathered = [getattr(weight, "_unsharded_param", None) for group in groups if group for weight in group.fsdp_params]
+        gradients = [weight.grad.to_local() for weight in policy.parameters() if weight.grad is not None]
+        held[moment] = size([*gradients, *(weight.grad for weight in gathered if weight is not None and weight.grad is not None)])
+    optimizer.step()
+    states = [state for states in optimizer.state.values() for name, state in states.items() if name.startswith("exp_avg")]
+    return held | {"optimizer": size(state.to_local() for state in states)}
+
+
+def size(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def sharded(checkpoint):
@@ -210,8 +241,8 @@ def main(folder, checkpoint):
     seen = {}
     for name, changes in CASES.items():
         seen[name] = gradient(folder, checkpoint, gradient_accumulation_steps=accumulation, **changes)
-    split = {"share": by_accelerate} if ranks.count() == 2 else {}
-    seen["untied"] = gradient(folder, str(folder.parent / "untied"), **split, gradient_accumulation_steps=accumulation, **CASES["dapo"])
+    shared = {"share": by_accelerate} if ranks.count() == 2 else {}
+    seen["untied"] = gradient(folder, str(folder.parent / "untied"), **shared, gradient_accumulation_steps=accumulation, **CASES["dapo"])
     CALLED.clear()
     if ranks.count() == 2:
         if ranks.place() == 0:
@@ -222,6 +253,7 @@ def main(folder, checkpoint):
         seen["fsdp2"] = gradient(folder, checkpoint, by_accelerate, gradient_accumulation_steps=accumulation, **CASES["dapo"])
         seen["called"] = list(CALLED)
         seen["handed over"] = handed_over(whole, parted)
+        seen["held"] = held_by_fsdp2(checkpoint)
         seen["exchanged"] = exchanged()
         seen["nothing"] = one_sees_nothing(whole, parted, processor)
         seen["states"] = unequal_cache_hits(folder, checkpoint, parted, processor)
