@@ -214,7 +214,7 @@ of them, gradient checkpointing, sleep mode, renderer.offload, LoRA, 4 bits, sho
 
 `grpo train` refuses, before the model is loaded, a share that cannot fit beside the trainer and a card that another process fills, by the
 exact counts; and once the rows are read, what by the estimates does not fit with the longest of their prompts, which counts as all text
-there; under zero2 and zero3 that is the share of one card. `allow_tight_memory: true` overrules all three. Before that it refuses a
+there; under zero2, zero3 and fsdp2 that is the share of one card. `allow_tight_memory: true` overrules all three. Before that it refuses a
 disk without room for one checkpoint, and warns of one without room for all that are kept at once.
 
 ## Hours

@@ -226,11 +226,10 @@ def refuse(config: RunConfig, card_memory_gib: float) -> None:
 def refuse_tight(config: RunConfig, card_memory_gib: float, longest: int) -> None:
     """Raise HardwareError in one sentence if a run whose prompts hold at most `longest` tokens does not fit by the estimates too.
 
-    The prompt counts as all text, the least that it can cost, since a run that would have fitted must not be refused; nor is one under
-    fsdp2, whose counts no run has borne out yet (docs/scaling.md); zero2's are zero3's beside whole weights.
+    The prompt counts as all text, the least that it can cost, since a run that would have fitted must not be refused.
     """
     strategy = strategies.named()
-    if shared_by_trl(config) or strategy not in (*strategies.WHOLE, "zero2", "zero3"):
+    if shared_by_trl(config) or strategy not in STRATEGIES:
         return
     spread = ALONE if strategy in strategies.WHOLE else Spread(strategy, launched())
     fit = _advised(config, shapes.of(config), Prompt(text=longest, pictures=0), "this card", card_memory_gib, spread)
