@@ -34,6 +34,7 @@ from qwen_vl_grpo import (
     shapes,
     sharding,
     splits,
+    spreading,
     tasks,
     tracking,
     vllm_server,
@@ -129,7 +130,8 @@ def layers_to_recompute(config: RunConfig, longest: int, machine: hardware.Hardw
     if config.gradient_checkpointing == "auto" and not machine.accelerated:
         return 0
     if memory is not None:  # the worst prompt is all picture
-        config = planning.settled(config, known, Prompt(text=0, pictures=1, picture_tokens=longest), memory)
+        spread = spreading.ALONE if planning.shared_by_trl(config) else spreading.launched_as()
+        config = planning.settled(config, known, Prompt(text=0, pictures=1, picture_tokens=longest), memory, spread)
     return footprint.recomputed_layers(config, known)
 
 

@@ -15,14 +15,13 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from qwen_vl_grpo import environment, footprint, hardware, shapes, spreading, storage, strategies
-from qwen_vl_grpo.config import RunConfig, launched
+from qwen_vl_grpo import environment, footprint, hardware, shapes, spreading, storage
+from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import HardwareError, PolicyError
 from qwen_vl_grpo.findings import Finding
 from qwen_vl_grpo.footprint import GIB
 from qwen_vl_grpo.hardware import Hardware
 from qwen_vl_grpo.index import PROJECT
-from qwen_vl_grpo.spreading import Spread
 
 ROOT = Path("/")
 SHARED_GIB = 1.0
@@ -159,7 +158,7 @@ def outputs(config: RunConfig) -> Finding:
     free = shutil.disk_usage(folder).free
     figures, room = {"free_gib": free / GIB}, f"{free / GIB:.1f} GiB are free for {config.output_dir}"
     try:
-        held, spread = footprint.measure(config, known := shapes.of(config)), Spread(strategies.named(), launched())
+        held, spread = footprint.measure(config, known := shapes.of(config)), spreading.launched_as()
         written = storage.disk(config, known, held, spreading.written(held, config, known, spread))
     except PolicyError:  # a model that is not here yet and not known
         return Finding("outputs", "ok", room, figures=figures)

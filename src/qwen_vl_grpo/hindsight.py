@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qwen_vl_grpo import footprint, pace, planning, rendered_footprint, shapes, spreading, storage, strategies
-from qwen_vl_grpo.config import RunConfig, launched
+from qwen_vl_grpo import footprint, pace, planning, rendered_footprint, shapes, spreading, storage
+from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.footprint import GIB, Prompt
 from qwen_vl_grpo.hardware import Hardware
 from qwen_vl_grpo.plan_figures import CARD, CHECKPOINT, HOST, RESERVED, SECONDS, TORCH
-from qwen_vl_grpo.spreading import Spread
 
 
 def predict(config: RunConfig, machine: Hardware, gib: float | None, longest: int, shown: bool, recomputed: int) -> dict[str, Any]:
@@ -21,7 +20,7 @@ def predict(config: RunConfig, machine: Hardware, gib: float | None, longest: in
     """
     if planning.shared_by_trl(config):
         return {}
-    known, spread = shapes.of(config), Spread(strategies.named(), launched())
+    known, spread = shapes.of(config), spreading.launched_as()
     picture = min(known.picture_tokens(config.data.max_pixels), longest - 1) if shown else 0
     prompt = Prompt(text=longest - picture, pictures=int(shown), picture_tokens=picture)
     dtype = "float32" if config.dtype == "auto" and not machine.accelerated else config.dtype

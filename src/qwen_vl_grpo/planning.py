@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from qwen_vl_grpo import footprint, knobs, pace, rendered_footprint, shapes, spreading, storage, strategies
-from qwen_vl_grpo.config import RunConfig, launched
+from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import ConfigError, HardwareError, PolicyError
 from qwen_vl_grpo.footprint import CONTEXT, GIB, Footprint, Prompt
 from qwen_vl_grpo.pace import Asked, Pace
@@ -228,11 +228,9 @@ def refuse_tight(config: RunConfig, card_memory_gib: float, longest: int) -> Non
 
     The prompt counts as all text, the least that it can cost, since a run that would have fitted must not be refused.
     """
-    strategy = strategies.named()
-    if shared_by_trl(config) or strategy not in STRATEGIES:
+    if shared_by_trl(config) or strategies.named() not in STRATEGIES:
         return
-    spread = ALONE if strategy in strategies.WHOLE else Spread(strategy, launched())
-    fit = _advised(config, shapes.of(config), Prompt(text=longest, pictures=0), "this card", card_memory_gib, spread)
+    fit = _advised(config, shapes.of(config), Prompt(text=longest, pictures=0), "this card", card_memory_gib, spreading.launched_as())
     if not fit.fits:
         raise HardwareError(
             f"run {config.run_id}: does not fit this card's {card_memory_gib:.1f} GiB by `grpo plan`, with prompts of up to {longest} "

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from qwen_vl_grpo import footprint
-from qwen_vl_grpo.config import RunConfig
+from qwen_vl_grpo import footprint, strategies
+from qwen_vl_grpo.config import RunConfig, launched
 from qwen_vl_grpo.footprint import Footprint, has_engine
 from qwen_vl_grpo.shapes import Shapes
 
@@ -35,6 +35,11 @@ class Spread:
 
 
 ALONE = Spread()
+
+
+def launched_as() -> Spread:
+    """How this process was started."""
+    return Spread(strategies.named(), launched())
 
 
 def split(held: Footprint, config: RunConfig, shapes: Shapes, spread: Spread) -> Footprint:

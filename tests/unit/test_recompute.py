@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from demo.tiny_qwen import FAMILIES
-from qwen_vl_grpo import assembly, policy
+from qwen_vl_grpo import assembly, launch, policy
 from qwen_vl_grpo.hardware import Hardware
 from qwen_vl_grpo.interfaces import Sample
 
@@ -64,3 +64,12 @@ def test_a_machine_decides_what_automatic_checkpointing_recomputes(checkpoint, c
     assert layers(card, 80.0) == 0
     assert layers(card, 0.7) == layers(card, None) == 3  # too little, and not known
     assert (layers(cpu, None, True), layers(card, None, False), layers(card, 0.7, 1)) == (3, 0, 1)
+
+
+def test_a_card_that_holds_a_part_of_the_policy_recomputes_fewer_layers(config_of, monkeypatch):
+    config = config_of(model_name="Qwen/Qwen2.5-VL-7B-Instruct", lora={"enabled": False}, batch_size=8, gradient_checkpointing="auto")
+    card = Hardware("cuda", 1, "a card", 8)
+    alone = assembly.layers_to_recompute(config, 1024, card, 79.1)
+    for name, value in (launch.TOLD["fsdp2"] | {"WORLD_SIZE": "8"}).items():
+        monkeypatch.setenv(name, value)
+    assert 0 < assembly.layers_to_recompute(config, 1024, card, 79.1) < alone
