@@ -36,10 +36,12 @@ from qwen_vl_grpo.vllm_backend import TowerIgnored, VllmBackend
 log = logging.getLogger("qwen_vl_grpo")
 
 AHEAD = 16
-"""Questions whose pictures are fetched while others are answered."""
+"""Questions whose pictures are fetched and sized while others are answered."""
 BackendName = Literal["auto", "vllm", "transformers"]
 Answered = tuple[RunPolicy, Record, Sequence[Image.Image]]
 """A run, the record of its answer, and the pictures that it was asked with, in the run's size."""
+Sized = list[Image.Image] | DataError
+"""The pictures of an item in a run's size, or why the run cannot see them."""
 
 
 class Draw(Protocol):
@@ -183,32 +185,37 @@ def _start(name: str, group: Sequence[RunPolicy], items: Sequence[Item], how: Ho
 def answers_of(
     backend: Any, group: Sequence[RunPolicy], items: Sequence[Item], how: How, answered: Container[Key] = ()
 ) -> Iterator[Answered]:
-    """Answers of one group: pictures are fetched ahead, items at fault are told between the answers."""
+    """Answers of one group: pictures are fetched and sized ahead, items at fault are told between the answers."""
     at_fault: deque[Answered] = deque()
-    asked: dict[int, tuple[Item, Record, float]] = {}
+    asked: dict[int, tuple[Item, Key, Record, float]] = {}
+
+    def ready(item: Item) -> tuple[Item | DataError, dict[RunPolicy, Sized]]:
+        opened = opened_of(item, how)
+        return opened, {} if isinstance(opened, DataError) else sized_of(opened, group)
 
     def questions() -> Iterator[Question]:
-        for item, opened in _ahead(lambda item: opened_of(item, how), items):
+        for item, (opened, sized) in _ahead(ready, items):
             seen = _seen(opened, how)
             for run in group:
-                if key_of(run, item, how) in answered:
+                key = key_of(run, item, how)
+                if key in answered:
                     continue
                 try:
                     if isinstance(opened, DataError):
                         raise opened
-                    question = _question(run, opened, how, backend.context)
+                    question = _question(run, opened, how, backend.context, sized[run])
                 except DataError as error:
-                    at_fault.append((run, _record(run, item, how, backend.name) | {"error": str(error)}, ()))
+                    at_fault.append((run, _record(run, item, key, backend.name) | {"error": str(error)}, ()))
                     continue
-                asked[id(question)] = item, seen, time.perf_counter()
+                asked[id(question)] = item, key, seen, time.perf_counter()
                 yield question
 
     for question, completion in backend.answer(questions()):
         while at_fault:
             yield at_fault.popleft()
-        item, seen, since = asked.pop(id(question))
+        item, key, seen, since = asked.pop(id(question))
         record = (
-            _record(question.run, item, how, backend.name) | _told(question, completion, item.prompt, time.perf_counter() - since) | seen
+            _record(question.run, item, key, backend.name) | _told(question, completion, item.prompt, time.perf_counter() - since) | seen
         )
         yield question.run, record, question.sample.images
     yield from at_fault
@@ -226,6 +233,32 @@ def opened_of(item: Item, how: How) -> Item | DataError:
         return error
 
 
+def sized_of(item: Item, group: Sequence[RunPolicy]) -> dict[RunPolicy, Sized]:
+    """The pictures of an opened item as each run sees them, resized once for all runs that see them in one size.
+
+    Enlarging a scan takes longer than writing its prompt does, and Pillow lets other threads work meanwhile: done where the engine is
+    fed, it kept an engine waiting.
+    """
+    made: dict[Any, Sized] = {}
+    for run in group:
+        if _sizes(run) not in made:
+            made[_sizes(run)] = _sized(run, item)
+    return {run: made[_sizes(run)] for run in group}
+
+
+def _sizes(run: RunPolicy) -> Any:
+    """What decides how a picture is sized, or that it is refused."""
+    patch = processors.merged_patch(run.processor) if processors.sees(run.processor) else run.config.model_name
+    return patch, run.config.data.min_pixels, run.config.data.max_pixels
+
+
+def _sized(run: RunPolicy, item: Item) -> Sized:
+    try:
+        return [dataset.fit(picture.image, run.processor, run.config) for picture in item.opened or ()]
+    except DataError as error:
+        return error
+
+
 def _seen(opened: Item | DataError, how: How) -> Record:
     """The hashes of an item's pictures, and for an item that is shown later the names of their copies beside the journal."""
     if isinstance(opened, DataError):
@@ -235,11 +268,13 @@ def _seen(opened: Item | DataError, how: How) -> Record:
     return {"image_sha256": [picture.sha256 for picture in pictures]} | kept
 
 
-def _question(run: RunPolicy, item: Item, how: How, context: int) -> Question:
-    """An opened item as this run is asked it."""
+def _question(run: RunPolicy, item: Item, how: How, context: int, sized: Sized) -> Question:
+    """An opened item as this run is asked it, with its pictures in the run's size."""
+    if isinstance(sized, DataError):
+        raise sized
     own_system = item.messages[0]["role"] == "system"
     chat = item.messages if own_system else [{"role": "system", "content": _system(run, how)}, *item.messages]
-    sample = Sample(item.id, chat, [dataset.fit(picture.image, run.processor, run.config) for picture in item.opened or ()], "")
+    sample = Sample(item.id, chat, sized, "")
     if item.clips:
         sample = _watching(run, sample, item.clips)
     longest = item.max_new_tokens or how.max_new_tokens or run.config.max_completion_length
@@ -262,9 +297,9 @@ def _watching(run: RunPolicy, sample: Sample, files: Sequence[VideoFile]) -> Sam
     return replace(sample, prompt=chat, images=[dataset.fit(picture, run.processor, run.config) for picture in pictures])
 
 
-def _record(run: RunPolicy, item: Item, how: How, backend: str) -> Record:
+def _record(run: RunPolicy, item: Item, key: Key, backend: str) -> Record:
     """What is known before an answer is there."""
-    run_id, sha, name, asked = key_of(run, item, how)
+    run_id, sha, name, asked = key
     return {
         "run_id": run_id, "sha": sha, "item": name, "asked": asked, "prompt": item.prompt,
         "images": [fetching.shown(source) for source in item.images], "base_model": run.card.base_model, "backend": backend,

@@ -155,6 +155,8 @@ def prompt_ids(processor: Any, sample: Sample) -> list[int]:
     if processors.sees(processor):
         if (text.count(processor.image_token), text.count(processor.video_token)) != (len(images), len(videos)):
             raise DataError(f"its text holds {processor.image_token} or {processor.video_token}, which stand for pictures; take them out")
+        if images and not videos:
+            return processors.with_pictures(processor, processors.tokenizer(processor)(text)["input_ids"], images)
         text = processors.expanded(processor, text, images, videos)
     return processors.tokenizer(processor)(text)["input_ids"]
 

@@ -133,6 +133,12 @@ def expanded(processor: Any, text: str, images: Sequence[Image], videos: Sequenc
     return processor.get_text_with_replacements([text], seen, watched)[0][0]
 
 
+def with_pictures(processor: Any, ids: Sequence[int], images: Sequence[Image]) -> list[int]:
+    """The ids of a rendered prompt without clips, its pictures expanded: as `expanded` tokenized, and no placeholder is tokenized twice."""
+    counts = iter([expanded(processor, processor.image_token, [image], []).count(processor.image_token) for image in images])
+    return [token for each in ids for token in ([each] * next(counts) if each == processor.image_token_id else [each])]
+
+
 def metadata(clip: Clip) -> dict[str, Any]:
     """What transformers and vLLM want to know of a clip, made anew each time: Qwen3-VL's processor adds to the list of frames."""
     return {"total_num_frames": clip.total, "fps": clip.fps, "frames_indices": list(clip.indices)}

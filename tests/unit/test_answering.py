@@ -63,7 +63,7 @@ def test_the_length_of_a_prompt_is_known_before_it_is_answered(ready, family):
 
 def sized(sample, patch):
     """The sample with pictures of sizes that the processor leaves as they are, as `dataset.fit` makes them."""
-    return replace(sample, images=[image.resize((2 * patch, 3 * patch)) for image in sample.images])
+    return replace(sample, images=[image.resize(((2 + place) * patch, 3 * patch)) for place, image in enumerate(sample.images)])
 
 
 def test_sampled_answers_follow_the_seed(ready):

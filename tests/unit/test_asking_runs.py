@@ -95,9 +95,22 @@ def test_pictures_of_the_items_that_are_shown_later_are_kept_beside_the_answers(
     assert all((own_home / "inference" / name).is_file() for name in records["two"]["pictures"])
 
 
+def _asked(run, opened, how):
+    return answering._question(run, opened, how, 4096, answering.sized_of(opened, [run])[run])
+
+
 def _sample(run, system):
     item = question("red", "red")
-    return answering._question(run, answering.opened_of(item, HOW), answering.How(system), 4096).sample
+    return _asked(run, answering.opened_of(item, HOW), answering.How(system)).sample
+
+
+def test_a_picture_is_sized_once_for_all_runs_that_see_it_in_one_size(made, checkpoint):
+    make_run(made, "large", checkpoint("qwen2_5_vl"), 4, data={"min_pixels": 200_704})
+    runs = load("v1*,large")
+    sized = answering.sized_of(answering.opened_of(question("red", "red"), HOW), runs)
+    assert [run.run_id for run in runs] == ["v1.0-text", "v1-tower", "large"]
+    assert sized[runs[0]] is sized[runs[1]]
+    assert [sized[run][0].size for run in runs] == [(56, 84), (56, 84), (392, 560)]
 
 
 def test_what_is_answered_is_not_asked_again_and_another_question_is(made):
@@ -133,7 +146,7 @@ def test_a_chat_with_its_own_system_prompt_and_pictures_in_their_places_is_asked
     (run,) = load("whole")
     parts = [{"type": "text", "text": "Which"}, {"type": "image"}, {"type": "text", "text": "digit?"}]
     chat = [{"role": "system", "content": [{"type": "text", "text": "Own"}]}, {"role": "user", "content": parts}]
-    asked = answering._question(run, Item("1", chat, opened=[fetching.Picture(Image.new("RGB", (56, 56)), "")]), HOW, 4096)
+    asked = _asked(run, Item("1", chat, opened=[fetching.Picture(Image.new("RGB", (56, 56)), "")]), HOW)
     text = run.processor.decode(loading.prompt_ids(run.processor, asked.sample))
     assert text.startswith("<|im_start|>system\nOwn<|im_end|>\n<|im_start|>user\nWhich<|vision_start|><|image_pad|>")
     assert "<|vision_end|>digit?" in text
