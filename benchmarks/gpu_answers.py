@@ -2,8 +2,9 @@
 
 Row answers-3b of gpu_rows.py. Eight runs with adapters of noise answer questions about digits. One process with every adapter puts the
 same requests to one adapter, to all eight in turn, and to one through vLLM's own `LLM.chat`, the arms in turns (`LLM.chat` gets its
-pictures opened and sized before the clock starts, ours reads them from files). Then `grpo infer --run_id all` is timed as a person
-waits for it, and `grpo infer` for each run alone. What has a record in outputs/gpu/rows/answers/ is not measured again.
+pictures opened and sized before the clock starts, ours reads them from files; both sample under the same parameters). Then
+`grpo infer --run_id all` is timed as a person waits for it, and `grpo infer` for each run alone. What has a record in
+outputs/gpu/rows/answers/ is not measured again.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -31,7 +33,8 @@ from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import EngineError
 from qwen_vl_grpo.interfaces import RunCard
 from qwen_vl_grpo.items import Item
-from qwen_vl_grpo.loading import RunPolicy, finished
+from qwen_vl_grpo.loading import Completion, Question, RunPolicy, finished
+from qwen_vl_grpo.rollouts import forbid_vision_tokens
 
 RUNS, ROUNDS = 8, 3
 REQUESTS = 512
@@ -121,7 +124,7 @@ def throughput(place: Path, rounds: int = ROUNDS) -> dict[str, Any]:
     runs = [loading.load(*registry.resolve(run_id)) for run_id in ids()]
     asked = items.read(str(place / "requests.jsonl"), None).items
     chats = [chat(runs[0], item) for item in asked]
-    told: dict[str, dict[str, tuple[str, int]]] = {}
+    told: dict[str, dict[str, list[int]]] = {}
     started = time.perf_counter()
     with closing(answering._start("vllm", runs, asked, answering.How())) as backend:
         moved = {run.run_id: backend.check(run, loading.canary(run)) for run in runs}
@@ -137,30 +140,50 @@ def throughput(place: Path, rounds: int = ROUNDS) -> dict[str, Any]:
         "requests": len(asked), "adapters moved a canary by": moved, "started and checked in, s": round(ready, 2),
         "seconds": {name: [round(second, 3) for second in taken] for name, taken in seconds.items()},
         "answers a second": {name: round(len(asked) / statistics.median(taken), 2) for name, taken in seconds.items()},
-        "tokens": {name: sum(tokens for _, tokens in answers.values()) for name, answers in told.items()},
-        "answers of LLM.chat that are ours": sum(chatted[str(place)][0] == one[item.id][0] for place, item in enumerate(asked)),
+        "tokens": {name: sum(len(ids) for ids in answers.values()) for name, answers in told.items()},
+        "answers of LLM.chat that are ours": sum(chatted[str(place)] == one[item.id] for place, item in enumerate(asked)),
+        "tokens until the two part, median": statistics.median(
+            alike(chatted[str(place)], one[item.id]) for place, item in enumerate(asked)
+        ),
         "eight adapters / one adapter": gpu_rig.ratio(seconds["one adapter"], seconds["eight adapters"]),
         "ours / LLM.chat": gpu_rig.ratio(seconds["LLM.chat"], seconds["one adapter"]),
     }  # fmt: skip
 
 
-def ours(backend: Any, runs: Sequence[RunPolicy], asked: Sequence[Item], told: dict[str, tuple[str, int]]) -> list[float]:
+def alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that two answers begin with alike: under random weights a near tie parts them soon, and a wrong prompt at once."""
+    return next(
+        (place for place, (first, second) in enumerate(zip(one, other, strict=False)) if first != second), min(len(one), len(other))
+    )
+
+
+def ours(backend: Any, runs: Sequence[RunPolicy], asked: Sequence[Item], told: dict[str, list[int]]) -> list[float]:
     """The product's own way from questions to records, each question put to one of the runs in turn."""
     how = answering.How()
     passed = {answering.key_of(run, item, how) for place, item in enumerate(asked) for run in runs if run is not runs[place % len(runs)]}
+
+    def answer(questions: Iterable[Question]) -> Iterator[tuple[Question, Completion]]:
+        for question, completion in backend.answer(questions):
+            told[question.sample.id] = completion.token_ids
+            yield question, completion
+
     forget(backend)
+    listened = SimpleNamespace(name=backend.name, context=backend.context, answer=answer)
     started = time.perf_counter()
-    records = [record for _, record, _ in answering.answers_of(backend, runs, asked, how, passed)]
+    records = [record for _, record, _ in answering.answers_of(listened, runs, asked, how, passed)]
     taken = time.perf_counter() - started
     wrong = [record["error"] for record in records if record["error"]]
     if wrong or len(records) != len(asked):
         raise EngineError(f"{len(records)} answers to {len(asked)} questions, {len(wrong)} of them at fault: {wrong[:1]}")
-    told.update({record["item"]: (record["completion"], record["completion_tokens"]) for record in records})
     return [taken]
 
 
-def bare(backend: Any, run: RunPolicy, chats: list[Any], told: dict[str, tuple[str, int]]) -> list[float]:
-    """vLLM's `LLM.chat` with the run's adapter and chat template."""
+def bare(backend: Any, run: RunPolicy, chats: list[Any], told: dict[str, list[int]]) -> list[float]:
+    """vLLM's `LLM.chat` with the run's adapter, chat template, and what it samples from.
+
+    Greedy decoding without a bias passes vLLM's logits on untouched; with one they are copied to float32 at every step, so an arm
+    without it does less work, and may write a placeholder where ours cannot.
+    """
     from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
 
     longest, template = run.config.max_completion_length, run.processor.chat_template
@@ -168,15 +191,14 @@ def bare(backend: Any, run: RunPolicy, chats: list[Any], told: dict[str, tuple[s
     started = time.perf_counter()
     answered = backend.llm.chat(
         chats,
-        SamplingParams(temperature=0.0, max_tokens=longest),
+        SamplingParams(temperature=0.0, max_tokens=longest, stop_token_ids=run.ends, **forbid_vision_tokens(run.processor, use_vllm=True)),
         use_tqdm=False,
         lora_request=backend._requests[run],
         chat_template=template,
     )
     taken = time.perf_counter() - started
     for place, one in enumerate(answered):
-        kept = finished(list(one.outputs[0].token_ids), run.ends, 0).token_ids
-        told[str(place)] = run.processor.decode(kept, skip_special_tokens=True), len(kept)
+        told[str(place)] = finished(list(one.outputs[0].token_ids), run.ends, 0).token_ids
     return [taken]
 
 

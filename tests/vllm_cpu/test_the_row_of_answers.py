@@ -29,6 +29,7 @@ def test_the_row_measures_all_three_ratios_and_keeps_what_it_has(checkpoint, tmp
     whole = gpu_answers.throughput(tmp_path, rounds=1)
     assert whole["answers of LLM.chat that are ours"] == whole["requests"] == 6
     assert all(moved > 0 for moved in whole["adapters moved a canary by"].values())
+    assert whole["tokens until the two part, median"] > 1
     assert whole["tokens"]["one adapter"] == whole["tokens"]["LLM.chat"] > 6
     (tmp_path / "throughput.json").write_text(json.dumps(whole))
     (tmp_path / "answers-1.json").write_text(json.dumps({"seconds": 7.0, "answers": 2}))
