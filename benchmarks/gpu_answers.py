@@ -28,7 +28,7 @@ from transformers import AutoConfig
 
 from benchmarks import gpu_rig
 from benchmarks.gpu_rig import FOLDER
-from qwen_vl_grpo import answering, dataset, hardware, items, loading, policy, registry
+from qwen_vl_grpo import answering, dataset, hardware, items, loading, opening, policy, registry
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.errors import EngineError
 from qwen_vl_grpo.interfaces import RunCard
@@ -204,7 +204,7 @@ def bare(backend: Any, run: RunPolicy, chats: list[Any], told: dict[str, list[in
 
 def chat(run: RunPolicy, item: Item) -> list[dict[str, Any]]:
     """A question as `LLM.chat` takes it, its picture opened and sized as the run's own are."""
-    opened = answering.opened_of(item, answering.How())
+    opened = opening.opened_of(item, False)
     if not isinstance(opened, Item):
         raise opened
     pictures = [dataset.fit(picture.image, run.processor, run.config) for picture in opened.opened or ()]

@@ -14,7 +14,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,20 @@ from typing import Any, Literal, Protocol
 import torch
 from PIL import Image
 
-from qwen_vl_grpo import answers, dataset, exporting, fetching, gallery, hardware, journal, loading, processors, registry, row_clips
+from qwen_vl_grpo import (
+    answers,
+    dataset,
+    exporting,
+    fetching,
+    gallery,
+    hardware,
+    journal,
+    loading,
+    opening,
+    processors,
+    registry,
+    row_clips,
+)
 from qwen_vl_grpo.errors import DataError, HardwareError
 from qwen_vl_grpo.interfaces import Generate, Sample
 from qwen_vl_grpo.items import Item
@@ -35,13 +47,9 @@ from qwen_vl_grpo.vllm_backend import TowerIgnored, VllmBackend
 
 log = logging.getLogger("qwen_vl_grpo")
 
-AHEAD = 16
-"""Questions whose pictures are fetched and sized while others are answered."""
 BackendName = Literal["auto", "vllm", "transformers"]
 Answered = tuple[RunPolicy, Record, Sequence[Image.Image]]
 """A run, the record of its answer, and the pictures that it was asked with, in the run's size."""
-Sized = list[Image.Image] | DataError
-"""The pictures of an item in a run's size, or why the run cannot see them."""
 
 
 class Draw(Protocol):
@@ -189,12 +197,8 @@ def answers_of(
     at_fault: deque[Answered] = deque()
     asked: dict[int, tuple[Item, Key, Record, float]] = {}
 
-    def ready(item: Item) -> tuple[Item | DataError, dict[RunPolicy, Sized]]:
-        opened = opened_of(item, how)
-        return opened, {} if isinstance(opened, DataError) else sized_of(opened, group)
-
     def questions() -> Iterator[Question]:
-        for item, (opened, sized) in _ahead(ready, items):
+        for item, opened, sized in opening.ahead(items, group, how.allow_private_urls):
             seen = _seen(opened, how)
             for run in group:
                 key = key_of(run, item, how)
@@ -221,44 +225,6 @@ def answers_of(
     yield from at_fault
 
 
-def opened_of(item: Item, how: How) -> Item | DataError:
-    """An item with its pictures opened and its clips on this disk, or what is wrong with it."""
-    try:
-        if item.error:
-            raise DataError(item.error)
-        fetched = {"folder": item.folder, "allow_private": how.allow_private_urls}
-        pictures = item.opened or [fetching.picture(source, **fetched) for source in item.images]
-        return replace(item, opened=pictures, clips=item.clips or [fetching.clip(source, **fetched) for source in item.videos])
-    except DataError as error:
-        return error
-
-
-def sized_of(item: Item, group: Sequence[RunPolicy]) -> dict[RunPolicy, Sized]:
-    """The pictures of an opened item as each run sees them, resized once for all runs that see them in one size.
-
-    Enlarging a scan takes longer than writing its prompt does, and Pillow lets other threads work meanwhile: done where the engine is
-    fed, it kept an engine waiting.
-    """
-    made: dict[Any, Sized] = {}
-    for run in group:
-        if _sizes(run) not in made:
-            made[_sizes(run)] = _sized(run, item)
-    return {run: made[_sizes(run)] for run in group}
-
-
-def _sizes(run: RunPolicy) -> Any:
-    """What decides how a picture is sized, or that it is refused."""
-    patch = processors.merged_patch(run.processor) if processors.sees(run.processor) else run.config.model_name
-    return patch, run.config.data.min_pixels, run.config.data.max_pixels
-
-
-def _sized(run: RunPolicy, item: Item) -> Sized:
-    try:
-        return [dataset.fit(picture.image, run.processor, run.config) for picture in item.opened or ()]
-    except DataError as error:
-        return error
-
-
 def _seen(opened: Item | DataError, how: How) -> Record:
     """The hashes of an item's pictures, and for an item that is shown later the names of their copies beside the journal."""
     if isinstance(opened, DataError):
@@ -268,7 +234,7 @@ def _seen(opened: Item | DataError, how: How) -> Record:
     return {"image_sha256": [picture.sha256 for picture in pictures]} | kept
 
 
-def _question(run: RunPolicy, item: Item, how: How, context: int, sized: Sized) -> Question:
+def _question(run: RunPolicy, item: Item, how: How, context: int, sized: opening.Sized) -> Question:
     """An opened item as this run is asked it, with its pictures in the run's size."""
     if isinstance(sized, DataError):
         raise sized
@@ -319,16 +285,3 @@ def _told(question: Question, completion: Completion, asked: str, seconds: float
         "max_new_tokens": question.max_new_tokens, "seed": question.run.config.seed if question.temperature else None,
         "seconds": round(seconds, 3),
     } | own  # fmt: skip
-
-
-def _ahead(work: Callable[[Item], Any], items: Sequence[Item]) -> Iterator[tuple[Item, Any]]:
-    """Each item with what `work` made of it, a few of them worked on by threads before they are asked for."""
-    with ThreadPoolExecutor(8) as pool:
-        left, waiting = iter(items), deque()
-        for item in left:
-            waiting.append((item, pool.submit(work, item)))
-            if len(waiting) >= AHEAD:
-                first, made = waiting.popleft()
-                yield first, made.result()
-        for first, made in waiting:
-            yield first, made.result()

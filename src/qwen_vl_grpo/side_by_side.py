@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen_vl_grpo import answering, drawn_answers, loading, policy, registry
+from qwen_vl_grpo import answering, drawn_answers, loading, opening, policy, registry
 from qwen_vl_grpo.drawn_answers import DrawnAnswers
 from qwen_vl_grpo.errors import DataError
 from qwen_vl_grpo.interfaces import RunCard
@@ -150,5 +150,5 @@ class SideBySide:
 
 def _opened(item: Item, how: answering.How) -> Item:
     """An item with its pictures, which are asked with, shown and edited; or with what is wrong with them."""
-    found = answering.opened_of(item, how)
+    found = opening.opened_of(item, how.allow_private_urls)
     return replace(item, error=str(found)) if isinstance(found, DataError) else found

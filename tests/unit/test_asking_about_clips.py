@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from demo import clips
-from qwen_vl_grpo import answering, dataset, loading, registry
+from qwen_vl_grpo import answering, dataset, loading, opening, registry
 from qwen_vl_grpo.items import Item
 from tests.made_runs import make_run
 
@@ -37,7 +37,7 @@ def test_a_clip_is_asked_about_with_the_frames_and_the_prompt_of_training(run_of
     (learned,) = dataset.to_samples(rows)
     item = Item("1", [{"role": "user", "content": ASKED}], folder=tmp_path, videos=["long.mp4"])
     how = answering.How(system_prompt=run.task.system_prompt)
-    asked = answering._question(run, answering.opened_of(item, how), how, 4096, []).sample
+    asked = answering._question(run, opening.opened_of(item, False), how, 4096, []).sample
     assert loading.prompt_ids(run.processor, asked) == loading.prompt_ids(run.processor, learned)
     seen, known = ([*sample.images, *(clip.frames for clip in sample.videos)] for sample in (asked, learned))
     assert len(seen) == len(known) >= 1

@@ -7,7 +7,7 @@ import json
 import pytest
 from PIL import Image
 
-from qwen_vl_grpo import answering, fetching, loading, registry
+from qwen_vl_grpo import answering, fetching, loading, opening, registry
 from qwen_vl_grpo.errors import ConfigError, HardwareError, RegistryError
 from qwen_vl_grpo.items import Item
 from qwen_vl_grpo.transformers_backend import TransformersBackend
@@ -96,18 +96,18 @@ def test_pictures_of_the_items_that_are_shown_later_are_kept_beside_the_answers(
 
 
 def _asked(run, opened, how):
-    return answering._question(run, opened, how, 4096, answering.sized_of(opened, [run])[run])
+    return answering._question(run, opened, how, 4096, opening.sized_of(opened, [run])[run])
 
 
 def _sample(run, system):
     item = question("red", "red")
-    return _asked(run, answering.opened_of(item, HOW), answering.How(system)).sample
+    return _asked(run, opening.opened_of(item, False), answering.How(system)).sample
 
 
 def test_a_picture_is_sized_once_for_all_runs_that_see_it_in_one_size(made, checkpoint):
     make_run(made, "large", checkpoint("qwen2_5_vl"), 4, data={"min_pixels": 200_704})
     runs = load("v1*,large")
-    sized = answering.sized_of(answering.opened_of(question("red", "red"), HOW), runs)
+    sized = opening.sized_of(opening.opened_of(question("red", "red"), False), runs)
     assert [run.run_id for run in runs] == ["v1.0-text", "v1-tower", "large"]
     assert sized[runs[0]] is sized[runs[1]]
     assert [sized[run][0].size for run in runs] == [(56, 84), (56, 84), (392, 560)]
