@@ -187,7 +187,7 @@ def _start(name: str, group: Sequence[RunPolicy], items: Sequence[Item], how: Ho
         return TransformersBackend(group, how.batch_size)
     written = max((run.config.video.max_frames for run in group if run.config.video.mode == "frames"), default=0)
     images = max(len(item.images) + written * len(item.videos) for item in items)
-    return VllmBackend(group, images, max(len(item.videos) for item in items))
+    return VllmBackend(group, images, max(len(item.videos) for item in items), len(items) * len(group))
 
 
 def answers_of(

@@ -36,6 +36,8 @@ QUEUED = 64
 """Questions that wait in the engine beside those it answers at once; the next picture is opened when one is answered."""
 AT_ONCE = 8
 """Adapters in one step of the engine; more are kept on the host and take turns."""
+SEATS = 256
+"""Answers that vLLM writes at once where nobody says how many; 1,024 on cards of 70 GiB and more."""
 MOST_TOKENS = 32_768
 """Context that memory is kept for where neither config nor model asks for less."""
 
@@ -50,11 +52,11 @@ class VllmBackend:
     name = "vllm"
 
     @engine_errors("it started")
-    def __init__(self, runs: Sequence[RunPolicy], most_images: int, most_clips: int = 0):
+    def __init__(self, runs: Sequence[RunPolicy], most_images: int, most_clips: int = 0, questions: int | None = None):
         from vllm import LLM
 
         self._requests = adapters_of(runs)
-        options = engine_options(runs, most_images, most_clips)
+        options = engine_options(runs, most_images, most_clips, questions)
         self.context = int(options["max_model_len"])
         clip_times.told()
         self.llm: Any = LLM(**options)
@@ -144,10 +146,11 @@ def likely(answered: Any) -> dict[int, float]:
     return {token: entry.logprob for token, entry in answered.outputs[0].logprobs[0].items()}
 
 
-def engine_options(runs: Sequence[RunPolicy], most_images: int, most_clips: int = 0) -> dict[str, Any]:
+def engine_options(runs: Sequence[RunPolicy], most_images: int, most_clips: int = 0, questions: int | None = None) -> dict[str, Any]:
     """Arguments of vLLM's LLM for runs of one base; the `engine:` section of the first one's config comes over them.
 
-    `most_images` and `most_clips` are those of one prompt.
+    `most_images` and `most_clips` are those of one prompt. Few `questions` make an engine for as many: it records a graph for every size
+    of a batch, twice with adapters, which took 28 s of a start on an H200 (docs/inference_guide.md).
     """
     first, adapters = runs[0], [run for run in runs if run.has_adapter]
     on_cpu = not torch.cuda.is_available()
@@ -158,6 +161,8 @@ def engine_options(runs: Sequence[RunPolicy], most_images: int, most_clips: int 
         "dtype": str(policy.weight_dtype(first.config)).removeprefix("torch."), "enforce_eager": on_cpu, "use_tqdm_on_load": False,
         "max_model_len": own if None in asked else max(length for length in asked if length),
     }  # fmt: skip
+    if questions is not None and questions < SEATS:
+        options["max_num_seqs"] = questions
     if processors.sees(first.processor):
         least, most = min(run.config.data.min_pixels for run in runs), max(run.config.data.max_pixels for run in runs)
         options["limit_mm_per_prompt"] = {"image": max(1, most_images), "video": clip_limits(runs, most_clips)}

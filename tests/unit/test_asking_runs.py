@@ -7,7 +7,7 @@ import json
 import pytest
 from PIL import Image
 
-from qwen_vl_grpo import answering, fetching, loading, opening, registry
+from qwen_vl_grpo import answering, fetching, loading, opening, registry, vllm_backend
 from qwen_vl_grpo.errors import ConfigError, HardwareError, RegistryError
 from qwen_vl_grpo.items import Item
 from qwen_vl_grpo.transformers_backend import TransformersBackend
@@ -93,6 +93,13 @@ def test_pictures_of_the_items_that_are_shown_later_are_kept_beside_the_answers(
     assert ["pictures" in records[item] for item in ("red", "text", "two")] == [False, True, True]
     assert (records["text"]["pictures"], len(set(records["two"]["pictures"]))) == ([], 2)
     assert all((own_home / "inference" / name).is_file() for name in records["two"]["pictures"])
+
+
+def test_few_questions_make_a_small_engine_unless_the_config_says_its_size(checkpoint, made):
+    make_run(made, "v1", checkpoint("qwen2_5_vl"), 4)
+    make_run(made, "sized", checkpoint("qwen2_5_vl"), 4, engine={"max_num_seqs": 8})
+    seats = lambda run_id, *questions: vllm_backend.engine_options(load(run_id), 1, 0, *questions).get("max_num_seqs")  # noqa: E731
+    assert [seats("v1"), seats("v1", 3), seats("v1", 256), seats("sized", 3)] == [None, 3, None, 8]
 
 
 def _asked(run, opened, how):
