@@ -236,8 +236,9 @@ gets no hours.
 ddp sends gradients in buckets, which are a second copy. DeepSpeed (zero2, zero3) keeps a float32 copy of what learns beside Adam's two
 states, buckets of {bucket:.1f} GB each way, and under zero3 up to {live:.1f} GB of gathered weights; with an adapter TRL gathers the whole
 model there to hand it to the engine. fsdp2 splits what each card has loaded whole, as float32 where it learns: the whole lies beside its
-first parts until all are split, gradients and Adam's states are float32, too, and until a step's last micro-step each card adds up whole
-gradients in bfloat16. Counted from the libraries' code and defaults; each was held against a run on two cards ([scaling.md](scaling.md)).
+first parts until all are split, and gradients and Adam's states are float32, too. Gradients are parted after every micro-step (accelerate's
+default adds up whole ones in bfloat16 until a step's last). Counted from the libraries' code and defaults; each was held against a run on
+two cards ([scaling.md](scaling.md)).
 Under fsdp2 torch there kept 9 GiB beyond the most that it had handed out (77.5 beside 68.7), which the plan does not count.
 
 ## After the run

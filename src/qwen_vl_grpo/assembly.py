@@ -35,6 +35,7 @@ from qwen_vl_grpo import (
     sharding,
     splits,
     spreading,
+    strategies,
     tasks,
     tracking,
     vllm_server,
@@ -261,6 +262,8 @@ def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run
             "vllm_enable_sleep_mode": config.vllm_enable_sleep_mode,
             "vllm_max_model_length": config.vllm_max_model_length,
         }
+    if strategies.named() == "fsdp2":  # else each card adds up whole gradients, in bfloat16, until a step's last micro-step
+        engine["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     settings = {
         "output_dir": str(run_dir),
         "run_name": config.run_id,

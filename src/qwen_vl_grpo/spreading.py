@@ -79,14 +79,12 @@ def _by_fsdp2(held: Footprint, config: RunConfig, shapes: Shapes, ranks: int) ->
     learning, total = shapes.learning(config.lora), shapes.total()
     width = footprint.learning_width(config)
     whole = held.weights + held.adapter + (FLOAT32 - width) * learning * (not config.lora.enabled)
-    # before a step's last micro-step the gradients are added up on each card, unsplit, as they were computed (Accelerator.no_sync)
-    waiting = COMPUTED * learning if config.gradient_accumulation_steps > 1 else 0
     gathered = COMPUTED * _together(shapes)
     # TRL splits a reference as one piece: what arrives of it is whole, and copied once more into its weights (trl 1.16)
     reference = COMPUTED * total if held.reference else 0
     return replace(
         held, weights=whole // ranks - held.adapter // ranks, reference=held.reference // ranks, adapter=held.adapter // ranks,
-        optimizer=footprint.states(config, learning, FLOAT32) // ranks, gradients=max(waiting, FLOAT32 * learning // ranks),
+        optimizer=footprint.states(config, learning, FLOAT32) // ranks, gradients=FLOAT32 * learning // ranks,
         score=max(gathered + held.score, reference + max(reference, held.score)),
         backward=gathered + held.backward - footprint.casts(config, shapes), splitting=whole + whole // ranks,
     )  # fmt: skip

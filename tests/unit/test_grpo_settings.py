@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from trl.trainer.grpo_config import GRPOConfig
 
-from qwen_vl_grpo import assembly, policy
+from qwen_vl_grpo import assembly, launch, policy
 from qwen_vl_grpo import config as configs
 from qwen_vl_grpo.errors import ConfigError
 
@@ -19,6 +19,14 @@ def settings(checkpoint, config_of, tmp_path):
         return assembly.grpo_config(config, policy.load_processor(config), list(weights), tmp_path)
 
     return make
+
+
+def test_gradients_under_fsdp2_are_parted_after_every_micro_step(settings, monkeypatch):
+    parted = lambda: settings(gradient_accumulation_steps=2).accelerator_config.gradient_accumulation_kwargs  # noqa: E731
+    assert parted() is None
+    for name, value in launch.TOLD["fsdp2"].items():
+        monkeypatch.setenv(name, value)
+    assert parted() == {"sync_each_batch": True}
 
 
 @pytest.mark.parametrize("key", configs.TRL_KEYS)

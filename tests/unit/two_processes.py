@@ -118,20 +118,19 @@ def by_accelerate(trainer):
 
 
 def held_by_fsdp2(checkpoint):
-    """Bytes that a process holds of a whole policy that accelerate splits as on a card: of its weights, of the gradients after a step's
-    first micro-step and after its last, and of Adam's states."""
+    """Bytes that a process holds of a whole policy that accelerate splits as on a card: of its weights, of the gradients after two
+    micro-steps, and of Adam's states."""
     policy = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.bfloat16)
     policy.get_encoder(modality="image").requires_grad_(False)
     split(policy, "bf16")
     optimizer = torch.optim.AdamW(weight for weight in policy.parameters() if weight.requires_grad)
     ids, held = torch.arange(100, 120)[None], {"weights": size(weight.to_local() for weight in policy.parameters())}
-    for moment in ("waiting", "gradients"):
-        policy.set_requires_gradient_sync(moment == "gradients")
+    for _ in range(2):
         policy(input_ids=ids, mm_token_type_ids=torch.zeros_like(ids)).logits.float().pow(2).mean().backward()
-        groups = {module._get_fsdp_state()._fsdp_param_group for module in policy.modules() if isinstance(module, FSDPModule)}
-        gathered = [getattr(weight, "_unsharded_param", None) for group in groups if group for weight in group.fsdp_params]
-        gradients = [weight.grad.to_local() for weight in policy.parameters() if weight.grad is not None]
-        held[moment] = size([*gradients, *(weight.grad for weight in gathered if weight is not None and weight.grad is not None)])
+    groups = {module._get_fsdp_state()._fsdp_param_group for module in policy.modules() if isinstance(module, FSDPModule)}
+    gathered = [getattr(weight, "_unsharded_param", None) for group in groups if group for weight in group.fsdp_params]
+    gradients = [weight.grad.to_local() for weight in policy.parameters() if weight.grad is not None]
+    held["gradients"] = size([*gradients, *(weight.grad for weight in gathered if weight is not None and weight.grad is not None)])
     optimizer.step()
     states = [state for states in optimizer.state.values() for name, state in states.items() if name.startswith("exp_avg")]
     return held | {"optimizer": size(state.to_local() for state in states)}

@@ -17,7 +17,8 @@ HERE = Path(__file__).parent
 
 def test_a_run_whose_policy_is_split_between_two_processes(config_of, tmp_path):
     trl = {"use_cpu": False, "ddp_backend": "gloo"}
-    config = config_of(lora=False, batch_size=4, save_steps=1, parity_every=2, tracking={"report_to": "none"}, trl=trl)
+    halves = {"batch_size": 2, "gradient_accumulation_steps": 2}
+    config = config_of(lora=False, **halves, save_steps=1, parity_every=2, tracking={"report_to": "none"}, trl=trl)
     (tmp_path / "split.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
     own = launch.TOLD["fsdp2"] | {
         "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "src"), str(HERE)]), "GRPO_HOME": str(tmp_path / "home"),
