@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -86,6 +87,13 @@ def test_no_flash_attention_is_a_warning(monkeypatch):
 
 def test_a_clip_is_written_and_read_again():
     measuring.pyav()
+
+
+def test_a_decoder_that_is_half_there_is_a_warning(monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", ModuleType("av"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torchcodec" else name)
+    found = measuring.video_decoder()
+    assert (found.verdict, found.remedy) == ("warn", "reinstall av")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, on which the engine starts")
