@@ -136,12 +136,13 @@ class FaithfulGeneration(VLLMGeneration):
             self.llm.llm_engine.reset_encoder_cache()
 
     def _iter_named_params(self) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """Merge LoRA out of place: TRL adds to the base and subtracts again, and a bf16 base drifts (trl#6688)."""
+        """Merge LoRA out of place: TRL adds to the base and subtracts again, and a bf16 base drifts (trl#6688). What FSDP2 split is
+        gathered group by group, where TRL gathers weight after weight."""
         deepspeed: Any = self.accelerator.state.deepspeed_plugin
         plain = not self._dist.is_fsdp and (deepspeed is None or deepspeed.zero_stage < 3)
         if plain and isinstance(self.model, PeftModel):
             return merged_weights(self.model)
-        if self._dist.is_fsdp:
+        if self._dist.fsdp_version == 2 and not isinstance(self.model, PeftModel):
             return ((self._fix_param_name_to_vllm(name), weight) for name, weight in sharding.whole_weights(self.model))
         return super()._iter_named_params()
 

@@ -32,7 +32,7 @@ def passes(model: Any, wanted: int) -> int:
 
 
 def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each weight of a model that FSDP2 split, whole and in what it computes in; all processes iterate, and part again what they pass.
+    """Each weight of a model that FSDP2 split, once, whole, in what it computes in; all processes iterate, and part again what they pass.
 
     A group is gathered at once. TRL 1.16 gathers weight after weight, in float32, and wants none that a pass has left whole.
     """
@@ -40,7 +40,8 @@ def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         if isinstance(group, FSDPModule):
             group.unshard()
             for name, weight in own_weights(group, f"{path}." * bool(path)):
-                yield name, weight.detach().clone()  # the group's own memory goes when it is parted
+                if name not in model.all_tied_weights_keys:
+                    yield name, weight.detach().clone()  # the group's own memory goes when it is parted
             group.reshard()
 
 

@@ -155,7 +155,7 @@ def handed_over(whole, parted):
     parted.unshard()
     given, held = list(sharding.whole_weights(parted)), whole.state_dict(keep_vars=True)
     return {
-        "names": sorted({name for name, _ in given}) == sorted(name for name, _ in whole.named_parameters(remove_duplicate=False)),
+        "names": sorted(name for name, _ in given) == sorted(name for name, _ in whole.named_parameters()),
         "away": max((weight - held[name]).abs().max().item() for name, weight in given),
         "parted": all(hasattr(weight, "device_mesh") for weight in parted.parameters()),
     }
