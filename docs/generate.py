@@ -356,15 +356,12 @@ def with_answers(page: str) -> str:
         told = [f"{name} {answers}" for name, answers in row["measured"]["throughput"]["answers a second"].items()]
         lines += ["", f"Answers a second of a warm engine: {', '.join(told)}. One `--run_id all` took {seconds} s from start to end."]
         lines += [f"Of the eight engines {ran} ran; one that did not counts as their median."]
-    marks = r"(<!-- answers-3b: .*? -->\n).*?(<!-- end of answers-3b -->)"
-    return re.sub(marks, lambda mark: mark[1] + "\n".join(lines) + "\n" + mark[2], page, flags=re.DOTALL)
+    return between("answers-3b", "\n".join(lines) + "\n", page)
 
 
 def with_rendered(page: str) -> str:
     """A page with what benchmarks/rendered_rows.py measured between its marks."""
-    tables = rendered_page.page(rendered_page.found(DOCS / "gpu_rows"))
-    marks = r"(<!-- rendered: .*? -->\n).*?(<!-- end of rendered -->)"
-    return re.sub(marks, lambda mark: mark[1] + tables + mark[2], page, flags=re.DOTALL)
+    return between("rendered", rendered_page.page(rendered_page.found(DOCS / "gpu_rows")), page)
 
 
 def with_scaling(page: str) -> str:
@@ -384,8 +381,12 @@ def with_scaling(page: str) -> str:
             f"{row['card']}, {row['date']}",
         ]  # fmt: skip
         lines.append(f"| {name.rpartition('-')[0]} | {' | '.join(map(str, cells))} |")
-    marks = r"(<!-- scaling: .*? -->\n).*?(<!-- end of scaling -->)"
-    return re.sub(marks, lambda mark: mark[1] + "\n".join(lines) + "\n" + mark[2], page, flags=re.DOTALL)
+    return between("scaling", "\n".join(lines) + "\n", page)
+
+
+def between(name: str, made: str, page: str) -> str:
+    """A page with what was made between the two marks of a name."""
+    return re.sub(rf"(<!-- {name}: .*? -->\n).*?(<!-- end of {name} -->)", lambda mark: mark[1] + made + mark[2], page, flags=re.DOTALL)
 
 
 SCALING = (

@@ -262,8 +262,7 @@ def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run
             "vllm_enable_sleep_mode": config.vllm_enable_sleep_mode,
             "vllm_max_model_length": config.vllm_max_model_length,
         }
-    if strategies.named() == "fsdp2":  # else each card adds up whole gradients, in bfloat16, until a step's last micro-step
-        engine["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    each_batch = {"sync_each_batch": True}  # else each card adds up whole gradients, in bfloat16, until a step's last micro-step
     settings = {
         "output_dir": str(run_dir),
         "run_name": config.run_id,
@@ -278,6 +277,7 @@ def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run
         "beta": config.beta,
         "loss_type": config.loss_type,
         "scale_rewards": config.scale_rewards,
+        "accelerator_config": {"gradient_accumulation_kwargs": each_batch if strategies.named() == "fsdp2" else None},
         "reward_weights": list(weights),
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "ddp_find_unused_parameters": not {"vision", "merger"}.isdisjoint(config.lora.parts),  # a batch of text uses neither

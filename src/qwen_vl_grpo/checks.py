@@ -158,8 +158,8 @@ def outputs(config: RunConfig) -> Finding:
     free = shutil.disk_usage(folder).free
     figures, room = {"free_gib": free / GIB}, f"{free / GIB:.1f} GiB are free for {config.output_dir}"
     try:
-        held, spread = footprint.measure(config, known := shapes.of(config)), spreading.launched_as()
-        written = storage.disk(config, known, held, spreading.written(held, config, known, spread))
+        held = footprint.measure(config, known := shapes.of(config))
+        written = storage.disk(config, known, spreading.written(held, config, known, spreading.launched_as()))
     except PolicyError:  # a model that is not here yet and not known
         return Finding("outputs", "ok", room, figures=figures)
     figures |= {"checkpoint_gib": written.checkpoint / GIB, "run_gib": written.whole / GIB}

@@ -96,7 +96,7 @@ def plan(
     shared = Spread(judged[0].strategy, ranks) if judged else ALONE
     return Plan(
         config.run_id, config.model_name, known.source, known.tied, known.weights(), known.learning(config.lora), measured, kept, drawing,
-        storage.disk(config, known, measured, spreading.written(measured, config, known, shared)),
+        storage.disk(config, known, spreading.written(measured, config, known, shared)),
         storage.host(config, known, measured, on_card, drawing.on_host() if drawing else 0),
         pace.asked(config), config.max_steps, completions * measured.sequence, judged,
     )  # fmt: skip
@@ -165,9 +165,8 @@ def in_use(measured: Footprint, config: RunConfig, drawing: Drawing | None, card
     if drawing is None:
         return used
     drawn = used["save"] + drawing.drawing(POLICY, drawing.pictures)
-    used = {phase: size + drawing.resting(POLICY) * (phase not in ("load", "start", "split")) for phase, size in used.items()} | {
-        "draw": drawn
-    }
+    used = {phase: size + drawing.resting(POLICY) * (phase not in ("load", "start", "split")) for phase, size in used.items()}
+    used["draw"] = drawn
     return {phase: used[phase] for phase in PHASES if phase in used}
 
 

@@ -67,10 +67,11 @@ def split(held: Footprint, config: RunConfig, shapes: Shapes, spread: Spread) ->
     )  # fmt: skip
 
 
-def written(held: Footprint, config: RunConfig, shapes: Shapes, spread: Spread) -> int:
-    """The optimizer's states in a checkpoint, of a footprint that is not split: those that fsdp2 gathers for it are float32."""
-    learning = shapes.learning(config.lora)
-    return footprint.states(config, learning, FLOAT32) if spread.strategy == "fsdp2" else held.optimizer
+def written(held: Footprint, config: RunConfig, shapes: Shapes, spread: Spread) -> Footprint:
+    """What all processes together write into a checkpoint, of a footprint that is not split: the states that fsdp2 gathers are float32."""
+    if spread.strategy != "fsdp2":
+        return held
+    return replace(held, optimizer=footprint.states(config, shapes.learning(config.lora), FLOAT32))
 
 
 def _by_fsdp2(held: Footprint, config: RunConfig, shapes: Shapes, ranks: int) -> Footprint:

@@ -40,15 +40,12 @@ class Disk:
         return self.checkpoints * self.checkpoint + self.warmup
 
 
-def disk(config: RunConfig, shapes: Shapes, held: Footprint, states: int | None = None) -> Disk:
-    """Count what a run writes: adapter or whole model, Adam's states and the processor, as often as checkpoints are kept.
-
-    `states` are the bytes of Adam's states where they are others than those of `held`.
-    """
+def disk(config: RunConfig, shapes: Shapes, held: Footprint) -> Disk:
+    """Count what a run writes: adapter or whole model, Adam's states and the processor, as often as checkpoints are kept."""
     saves = -(-config.max_steps // (config.save_steps or config.max_steps))
     kept = min(saves, config.save_total_limit + 1 if config.save_total_limit else saves)
     warmup = 4 * shapes.total() if config.warmup else 0  # a warm-up trains in float32
-    states = 0 if config.trl.get("save_only_model") else held.optimizer if states is None else states
+    states = 0 if config.trl.get("save_only_model") else held.optimizer
     return Disk(held.adapter or held.weights, states, _processor(config), kept, warmup)
 
 

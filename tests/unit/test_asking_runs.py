@@ -7,7 +7,7 @@ import json
 import pytest
 from PIL import Image
 
-from qwen_vl_grpo import answering, fetching, loading, opening, registry, vllm_backend
+from qwen_vl_grpo import answering, dataset, fetching, loading, opening, registry, vllm_backend
 from qwen_vl_grpo.errors import ConfigError, HardwareError, RegistryError
 from qwen_vl_grpo.items import Item
 from qwen_vl_grpo.transformers_backend import TransformersBackend
@@ -95,11 +95,13 @@ def test_pictures_of_the_items_that_are_shown_later_are_kept_beside_the_answers(
     assert all((own_home / "inference" / name).is_file() for name in records["two"]["pictures"])
 
 
-def test_few_questions_make_a_small_engine_unless_the_config_says_its_size(checkpoint, made):
+def test_few_questions_make_a_small_engine_unless_the_config_says_its_size(checkpoint, made, monkeypatch):
     make_run(made, "v1", checkpoint("qwen2_5_vl"), 4)
     make_run(made, "sized", checkpoint("qwen2_5_vl"), 4, engine={"max_num_seqs": 8})
     seats = lambda run_id, *questions: vllm_backend.engine_options(load(run_id), 1, 0, *questions).get("max_num_seqs")  # noqa: E731
     assert [seats("v1"), seats("v1", 3), seats("v1", 256), seats("sized", 3)] == [None, 3, None, 8]
+    monkeypatch.setattr(answering, "VllmBackend", lambda runs, images, clips, questions: seats("v1", questions))
+    assert answering._start("vllm", load("v1"), ITEMS, HOW) == len(ITEMS)
 
 
 def _asked(run, opened, how):
@@ -111,10 +113,13 @@ def _sample(run, system):
     return _asked(run, opening.opened_of(item, False), answering.How(system)).sample
 
 
-def test_a_picture_is_sized_once_for_all_runs_that_see_it_in_one_size(made, checkpoint):
+def test_a_picture_is_sized_once_for_all_runs_that_see_it_in_one_size(made, checkpoint, monkeypatch):
     make_run(made, "large", checkpoint("qwen2_5_vl"), 4, data={"min_pixels": 200_704})
     runs = load("v1*,large")
+    made_for, fit = [], dataset.fit
+    monkeypatch.setattr(dataset, "fit", lambda picture, *given: made_for.append(given) or fit(picture, *given))
     sized = opening.sized_of(opening.opened_of(question("red", "red"), False), runs)
+    assert len(made_for) == 2
     assert [run.run_id for run in runs] == ["v1.0-text", "v1-tower", "large"]
     assert sized[runs[0]] is sized[runs[1]]
     assert [sized[run][0].size for run in runs] == [(56, 84), (56, 84), (392, 560)]

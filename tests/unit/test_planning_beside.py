@@ -72,7 +72,7 @@ def test_a_checkpoint_holds_what_learns_and_the_states_of_adam():
     whole = storage.disk(documented(**WHOLE), SEVEN, held(documented(**WHOLE)))
     assert whole.weights == 2 * SEVEN.total()
     written = spreading.written(held(documented(**WHOLE)), documented(**WHOLE), SEVEN, Spread("fsdp2", 8))
-    split = storage.disk(documented(**WHOLE), SEVEN, held(documented(**WHOLE)), written)
+    split = storage.disk(documented(**WHOLE), SEVEN, written)
     assert (split.weights, split.optimizer) == (whole.weights, 2 * whole.optimizer)  # in float32
 
 
