@@ -55,6 +55,8 @@ ARMS = {
     "full-fsdp2": Arm("3b", "fsdp2", tuple(WHOLE)),
     "lora-zero2": Arm("3b", "zero2"),
     "qlora-ddp": Arm("3b", "ddp", ("lora.quantization=4bit",)),
+    "qlora-zero2": Arm("3b", "zero2", ("lora.quantization=4bit",)),
+    "lora-tensor-parallel": Arm("3b", "ddp", ("trl.vllm_tensor_parallel_size=2",)),
     "lora-server": Arm("3b", "single", ("vllm_mode=server", "vllm_gpu_memory_utilization=0.8", f"vllm_server_base_url={SERVER}")),
 }
 """Ranked by what they say."""
@@ -70,8 +72,8 @@ def planned(name: str, config: RunConfig, cards: int, gib: float) -> float:
     return round(gpu_plan.predict(config, gib, Spread(ARMS[name].strategy, cards))[1]["allocated by torch at most"], 2)
 
 
-def command(name: str, cards: int) -> list[str]:
-    sets = [part for change in changes(name, cards) for part in ("--set", change)]
+def command(name: str, cards: int, changed: list[str]) -> list[str]:
+    sets = [part for change in changed for part in ("--set", change)]
     launch = ["launch", "--config", SMOKE, "--gpus", str(cards), "--strategy", ARMS[name].strategy]
     return [sys.executable, "-m", "qwen_vl_grpo", *launch, *sets]
 
@@ -80,7 +82,7 @@ def run(name: str, cards: int, log: Path, limit: float) -> dict[str, Any]:
     """Launch an arm and read what its run has written; how it ended, where it did not end well."""
     started = time.perf_counter()
     with log.open("w", encoding="utf-8") as file:
-        process = subprocess.Popen(command(name, cards), stdout=file, stderr=file)
+        process = subprocess.Popen(command(name, cards, changes(name, cards)), stdout=file, stderr=file)
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:

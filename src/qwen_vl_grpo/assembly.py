@@ -113,16 +113,12 @@ def refuse_blind_rows(config: RunConfig, rows: Any) -> None:
 
 
 def refuse_clips_unshown(config: RunConfig, rows: Any) -> None:
-    """Raise ConfigError for clips before a server or an engine on several GPUs, which are handed pictures alone."""
-    for key, engine, alone in (
-        ("vllm_mode", config.vllm_mode, "colocate"),
-        ("trl.vllm_tensor_parallel_size", config.trl.get("vllm_tensor_parallel_size", 1), 1),
-    ):
-        if config.use_vllm and engine != alone and clip_limits(rows):
-            raise ConfigError(
-                f"{key} {engine}: hands the engine pictures alone, and {config.dataset_name} has clips; set it to {alone}, or take "
-                "video.mode: frames"
-            )
+    """Raise ConfigError for clips before a server, which is handed pictures alone."""
+    if config.use_vllm and config.vllm_mode == "server" and clip_limits(rows):
+        raise ConfigError(
+            f"vllm_mode server: hands the engine pictures alone, and {config.dataset_name} has clips; set it to colocate, or take "
+            "video.mode: frames"
+        )
 
 
 def layers_to_recompute(config: RunConfig, longest: int, machine: hardware.Hardware, memory: float | None) -> int:

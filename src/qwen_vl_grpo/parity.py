@@ -50,8 +50,7 @@ def check(trainer: VisionGRPOTrainer, samples: Sequence[Sample], when: str) -> d
     engine = trainer.vllm_generation
     assert isinstance(engine, FaithfulGeneration)
     engine.sync_weights()
-    if engine.samples_here:
-        check_seed(engine, policy.encode(trainer.processing_class, [silent(samples[0])])["input_ids"][0].tolist(), when)
+    check_seed(engine, policy.encode(trainer.processing_class, [silent(samples[0])])["input_ids"][0].tolist(), when)
     everyone = ranks.gathered((measure(trainer, [silent(sample) for sample in samples]), measure(trainer, samples)))
     text, pictures = (max(found, key=lambda one: one.mean) for found in zip(*everyone, strict=True))
     log.info(

@@ -1,8 +1,8 @@
 """The vLLM engine made faithful: what it samples is the policy's own, and the seed decides it.
 
-A subclass of TRL's VLLMGeneration, put in its place by `injected`. Each override names what it answers. For one GPU per
-engine the generation itself is ours: one request a prompt with a completion for each member of its group. Tensor parallelism
-keeps TRL's, with the same prompts and the same check. An engine in a process of its own: server_rollouts.py.
+A subclass of TRL's VLLMGeneration, put in its place by `injected`. Each override names what it answers. The generation itself is
+ours: one request a prompt with a completion for each member of its group, on one card or on several (tensor parallel). An engine in a
+process of its own: server_rollouts.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 import torch
@@ -33,6 +33,7 @@ from qwen_vl_grpo.interfaces import Clip
 from qwen_vl_grpo.processors import vision_token_ids
 
 log = logging.getLogger("qwen_vl_grpo")
+T = TypeVar("T")
 
 HOT = 2.0
 """The highest temperature that vLLM takes: two seeds must draw differently from a policy that is sure of its answer, too."""
@@ -73,9 +74,9 @@ class FaithfulGeneration(VLLMGeneration):
         super().__init__(*arguments, **named)
 
     @property
-    def samples_here(self) -> bool:
-        """Whether this process alone runs the engine: the generation is then ours, and the seed decides it."""
-        return self.tensor_parallel_size == 1
+    def number(self) -> int:
+        """Which of the run's engines is here: one on several cards (tensor parallel) is a process on each."""
+        return self.accelerator.process_index // self.tensor_parallel_size
 
     @property
     def batches_alike(self) -> bool:
@@ -93,7 +94,7 @@ class FaithfulGeneration(VLLMGeneration):
         self._measure("before the engine")
         published = vllm_generation.LLM  # pyright: ignore[reportPrivateImportUsage]
         options = {"quantization": None} | self.settings.options
-        options |= {"seed": self.settings.seed * 1009 + self.accelerator.process_index // self.tensor_parallel_size}
+        options |= {"seed": self.settings.seed * 1009 + self.number}
         vllm_generation.LLM = lambda **given: published(**(given | options))  # pyright: ignore
         try:
             super()._init_vllm()
@@ -158,37 +159,52 @@ class FaithfulGeneration(VLLMGeneration):
         written = clips_written(self.processing_class, images or [])
         short = [collapse(ids, vision, clips) for ids, clips in zip(prompts, written or [[]] * len(prompts), strict=True)]
         pictures = [list(row) if row else None for row in images] if images else None
-        if not self.samples_here:
-            if any(written):
-                raise RolloutError("rollouts: an engine on several GPUs (tensor parallel) takes no clips; set video.mode: frames")
-            seen, *rest = super().generate(short, pictures, num_generations, profiler)
-        else:
-            seen, *rest = self._generate_here(short, pictures, group_size(prompts, num_generations), profiler)
+        seen, *rest = self._generate_here(short, pictures, group_size(prompts, num_generations), profiler)
         check_prompts(seen, prompts)
         return prompts, *rest
 
     def _generate_here(self, prompts: list[list[int]], images: list[Any] | None, group: int, profiler: Any) -> tuple[Any, ...]:
-        """One request a prompt, `group` completions each; awake only for as long as it takes."""
+        """One request a prompt, `group` completions each; awake only for as long as it takes.
+
+        An engine on several cards computes every request on each of them, so its processes ask it the same and keep their own answers.
+        """
         requests: list[dict[str, Any]] = [{"prompt_token_ids": ids} for ids in prompts[::group]]
         for request, pictures in zip(requests, images[::group] if images else [None] * len(requests), strict=True):
             if pictures:
                 request |= shown(pictures)
+        everyone = self._beside((requests, group))
+        asked = [request for those, _ in everyone for request in those]
+        if not asked:
+            return [], [], [], []
         if self.enable_sleep_mode:
             if self._llm_weights_sleeping:
                 self.sync_weights()
             self._wake("kv_cache")
         self._measure("generating")
-        sampling = vllm_generation.SamplingParams(**self._sampling(group))  # pyright: ignore[reportPrivateImportUsage]
+        parameters = vllm_generation.SamplingParams  # pyright: ignore[reportPrivateImportUsage]
+        sampling = [parameters(**self._sampling(size)) for those, size in everyone for _ in those]
+        if everyone[1:]:
+            self.accelerator.wait_for_everyone()  # NCCL may still be busy with the gradients of small adapters (trl#3671)
         with profiler or nullcontext(), seeded(self._moment(profiler is not None)), self._timed("generate"):
-            outputs = self.llm.generate(requests, sampling_params=sampling, use_tqdm=False)
+            outputs = self.llm.generate(asked, sampling_params=sampling, use_tqdm=False)
         if self.enable_sleep_mode:
             with self._timed("sleep"):
                 self.llm.sleep(level=self.sleep_level)
             self._llm_weights_sleeping = True  # at level 1 too: kept on the host, they are still not there to be written to
         self._measure("after generating")
+        before = sum(len(those) for those, _ in everyone[: self.accelerator.process_index % self.tensor_parallel_size])
+        outputs = outputs[before : before + len(requests)]
         logprobs, token_ids = extract_logprobs(outputs)
         seen = [output.prompt_token_ids for output in outputs for _ in output.outputs]
         return seen, [list(answer.token_ids) for output in outputs for answer in output.outputs], logprobs, token_ids
+
+    def _beside(self, mine: T) -> list[T]:
+        """What each process of this engine has, in their order."""
+        if self.tensor_parallel_size == 1:
+            return [mine]
+        everyone: list[Any] = [None] * self.tensor_parallel_size
+        torch.distributed.all_gather_object(everyone, mine, group=self.tp_group)  # pyright: ignore[reportArgumentType]
+        return everyone
 
     def _moment(self, training: bool) -> tuple[int, ...]:
         """What seeds a call: the step, and how many of its kind were before it in that step, so that a resumed run samples alike.
@@ -197,7 +213,7 @@ class FaithfulGeneration(VLLMGeneration):
         """
         if self.pinned:
             return self.pinned
-        here = (self.settings.seed, self.accelerator.process_index, self.settings.moment(), int(training))
+        here = (self.settings.seed, self.number, self.settings.moment(), int(training))
         self._calls[here] += 1
         return *here, self._calls[here]
 
@@ -212,7 +228,7 @@ class FaithfulGeneration(VLLMGeneration):
         self, prompts: list[list[int]], images: list[Any] | None, count: int, temperature: float, top_p: float = 1.0
     ) -> list[list[list[int]]]:
         """Answer prompts outside training, `count` times each, at another temperature (0 is greedy); returns token ids."""
-        if not prompts:
+        if not prompts and self.tensor_parallel_size == 1:
             return []
         repeated = [ids for ids in prompts for _ in range(count)]
         pictures = [row for row in images for _ in range(count)] if images and any(images) else None

@@ -49,11 +49,6 @@ class ServerGeneration(FaithfulGeneration):
     settings: ServerSettings
 
     @property
-    def samples_here(self) -> bool:
-        """The seed decides the generation here, too."""
-        return True
-
-    @property
     def batches_alike(self) -> bool:
         """A server batches requests as they arrive, and what a GPU rounds follows the batch."""
         return False
@@ -62,7 +57,7 @@ class ServerGeneration(FaithfulGeneration):
     def _init_vllm(self) -> None:
         self.server = VLLMServer(self.settings.url)
         self.model_served = self.server.name()
-        self.enable_sleep_mode = False
+        self.enable_sleep_mode, self.tensor_parallel_size = False, 1  # the server's own affair
         self.sent = 0
         self.accelerator.wait_for_everyone()
 

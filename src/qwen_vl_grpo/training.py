@@ -191,12 +191,10 @@ def _generator(config: RunConfig, trainer: VisionGRPOTrainer, processor: Any) ->
         engine = trainer.vllm_generation
         assert isinstance(engine, rollouts.FaithfulGeneration)
         engine.sync_weights()
-        alone = engine.samples_here  # an engine on several cards answers all of them in each of its processes
-        samples = ranks.share(samples) if alone else samples
+        samples = ranks.share(samples)
         encoded = [policy.encode(processor, [sample])["input_ids"][0].tolist() for sample in samples]
         ids = engine.sample(encoded, [processors.in_order(sample) for sample in samples], count, temperature, config.evaluation.top_p)
-        texts = [processor.batch_decode(row, skip_special_tokens=True) for row in ids]
-        return ranks.joined(texts) if alone else texts
+        return ranks.joined([processor.batch_decode(row, skip_special_tokens=True) for row in ids])
 
     return generate
 

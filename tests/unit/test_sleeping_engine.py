@@ -50,6 +50,7 @@ def generation(monkeypatch):
     vars(generation).update(
         mode="colocate", tensor_parallel_size=1, enable_sleep_mode=True, sleep_level=2, _llm_weights_sleeping=True,
         llm=CountingEngine(), memory={}, seconds=Counter(), pinned=(0,), processing_class=processor,
+        accelerator=SimpleNamespace(process_index=0),
     )  # fmt: skip
     return generation
 
@@ -119,7 +120,7 @@ def test_a_resumed_engine_draws_with_the_seeds_of_the_uninterrupted_one(generati
 
     def fresh():
         generation.settings, generation.pinned = rollouts.EngineSettings(seed=3, moment=lambda: step), None
-        generation.accelerator, generation._calls = SimpleNamespace(process_index=0), Counter()
+        generation._calls = Counter()
 
     fresh()
     generation._moment(training=True)
