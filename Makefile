@@ -10,7 +10,7 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 export DO_NOT_TRACK ?= 1
 
 .PHONY: demo demo-enhance demo-images demo-sign demo-shapes demo-video circle demo-control results show test hub-clients test-vllm test-hub beside-the-engine containers check setup lock docs bench bench-runs bench-streaming bench-renderer \
-	bench-rendered bench-scaling bench-decoding overhead bench-gpu kill-resume faults launch-cpu clean
+	bench-rendered bench-scaling bench-recovery bench-decoding overhead bench-gpu kill-resume faults launch-cpu clean
 .DEFAULT_GOAL := help
 
 help:
@@ -121,6 +121,9 @@ bench-rendered:  ## where a step goes whose reward is a picture, on a GPU: make 
 
 bench-scaling:  ## one run on one GPU and on all of this machine, by `grpo launch` (docs/scaling.md): make bench-scaling VOCABULARY=FOLDER/qwen.tiktoken
 	VLLM_USE_FLASHINFER_SAMPLER=0 PYTHONPATH=src:.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.gpu_scaling --vocabulary '$(VOCABULARY)'
+
+bench-recovery:  ## runs on all GPUs of this machine whose rank is killed and whose monitor starts them again: make bench-recovery VOCABULARY=FOLDER/qwen.tiktoken
+	VLLM_USE_FLASHINFER_SAMPLER=0 PYTHONPATH=src:.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.gpu_recovery --vocabulary '$(VOCABULARY)'
 
 bench-runs: .venv/.dev-ready  ## how long `grpo runs` takes over 1,000 cards
 	$(BIN)/python benchmarks/listing.py

@@ -3,7 +3,7 @@
     make bench-recovery VOCABULARY=FOLDER/qwen.tiktoken          # or: python -m benchmarks.gpu_recovery --vocabulary … --only lora-ddp
 
 The runs are those of benchmarks/gpu_scaling.py, with checkpoints that can be gone on from. What was seen is printed and written to
-outputs/gpu/rows/recovery/ARM.json; docs/scaling.md is made from those records.
+outputs/gpu/rows/recovery/ARM.json.
 """
 
 from __future__ import annotations

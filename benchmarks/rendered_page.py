@@ -30,7 +30,7 @@ def table(row: dict[str, Any]) -> str:
         "",
         f"{work}; medians of {max(1, len(row['steps']) - 1)} steps. {versions}.",
         "",
-        "| phase | seconds | torch's peak, GiB | card's peak, GiB |",
+        "| phase | seconds | torch's peak by card, GiB | card's peak, GiB |",
         "|---|---:|---:|---:|",
     ]
     for phase, seconds in row["seconds a step"].items():
@@ -44,9 +44,9 @@ def table(row: dict[str, Any]) -> str:
 
 
 def most(phases: dict[str, dict[str, float]]) -> str:
-    """The most that any card held; a dash where nobody looked."""
-    held = [gib for cards in phases.values() for gib in cards.values()]
-    return f"{max(held):.1f}" if held else "-"
+    """The most that each card held; a dash where nobody looked."""
+    cards = sorted({card for held in phases.values() for card in held})
+    return ", ".join(f"{max(held[card] for held in phases.values() if card in held):.1f}" for card in cards) or "-"
 
 
 def found(folder: Path) -> list[dict[str, Any]]:

@@ -24,8 +24,6 @@ def test_every_arm_is_a_run_that_its_strategy_can_train(name, monkeypatch):
     assert config.run_id == f"scaling-{name}-2" and config.max_steps > gpu_scaling.WARM
 
 
-BEFORE = {"full-fsdp2-2": 57.65}
-"""What the plan had said of an arm whose run corrected it: its record keeps that."""
 RECORDS = {path.stem: path for path in (Path(__file__).parents[2] / "docs/gpu_rows/scaling").glob("*.json")}
 
 
@@ -36,17 +34,16 @@ def test_the_plan_of_several_cards_is_within_a_tenth_of_what_an_arm_took(arm):
     config = configs.load(SMOKE, gpu_scaling.changes(name, int(cards)))
     config = config.model_copy(update={"model_name": f"Qwen/Qwen2.5-VL-{told['model'].upper()}-Instruct"})
     planned = gpu_scaling.planned(name, config, int(cards), planning.CARDS["H200"][1])
-    assert told["planned, GiB"] == pytest.approx(BEFORE.get(arm, planned), abs=0.01)
-    assert arm not in BEFORE or f"{planned:.1f}" in (RECORDS[arm].parents[2] / "scaling.md").read_text(encoding="utf-8")
+    assert told["planned, GiB"] == pytest.approx(planned, abs=0.01)
     assert told["allocated by torch at most, GiB"] == pytest.approx(planned, rel=0.1)
 
 
 def test_the_phases_of_fsdp2_are_within_a_tenth_of_what_its_arm_took():
     config = configs.load(SMOKE, gpu_scaling.changes("full-fsdp2", 2)).model_copy(update={"model_name": "Qwen/Qwen2.5-VL-3B-Instruct"})
     fit, _ = gpu_plan.predict(config, planning.CARDS["H200"][1], Spread("fsdp2", 2))
-    assert fit.phases["start"] == pytest.approx(50.05, rel=0.1)  # the card of the run, 2026-11-29
-    assert fit.phases["generate"] == pytest.approx(61.46, rel=0.1)
-    assert fit.phases["backward"] < 36.88  # in use, what torch keeps for later among it
+    assert fit.phases["start"] == pytest.approx(50.1, rel=0.1)  # the card of the run, 2026-11-29
+    assert fit.phases["generate"] == pytest.approx(61.7, rel=0.1)
+    assert fit.phases["backward"] < 31.4  # in use, what torch keeps for later among it
 
 
 def test_arms_of_one_card_and_of_several_were_measured():
