@@ -5,12 +5,15 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
 import yaml
+from forked import Fork, Forks
 
 from qwen_vl_grpo import attempts
 
@@ -34,9 +37,13 @@ TINY = {
 
 @dataclass
 class Workshop:
-    """A folder in which real commands run as subprocesses, with a registry of its own and no GPU in sight."""
+    """A folder in which real commands run as processes, with a registry of its own and no GPU in sight."""
 
     folder: Path
+
+    @cached_property
+    def forks(self) -> Forks:
+        return Forks(self.environment)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -50,15 +57,23 @@ class Workshop:
         (self.folder / name).write_text(yaml.safe_dump({"run_id": run_id} | TINY | changes), encoding="utf-8")
         return name
 
-    def start(self, *command: str) -> subprocess.Popen:
-        return subprocess.Popen(
-            [sys.executable, *command], cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+    def start(self, *command: str, **variables: str) -> Fork:
+        """Begin `-m MODULE …` or `SCRIPT …`."""
+        return self.forks.start(command, self.folder, self.environment | variables)
 
-    def run(self, *command: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, *command], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=300, check=False
-        )
+    def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess:
+        """Wait for `-m MODULE …`, `SCRIPT …` or `-c CODE …`."""
+        environment = self.environment | variables
+        if command[0] == "-c":
+            return subprocess.run(
+                [sys.executable, *command], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+            )
+        process = self.start(*command, **variables)
+        try:
+            stdout, stderr = process.communicate(300)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(command, process.wait(), stdout, stderr)
 
     def train(self, run_id: str, *arguments: str, **changes) -> subprocess.CompletedProcess:
         return self.run(str(PROJECT / "src/fine_tuning/train.py"), "--config", self.config(run_id, **changes), *arguments)
@@ -73,7 +88,7 @@ class Workshop:
         return self.folder / "runs" / run_id
 
     @contextmanager
-    def held_before(self, step: int, run_id: str, process: subprocess.Popen):
+    def held_before(self, step: int, run_id: str, process: Fork):
         """Let a run that was just started do the steps before this one, and hold it there until the block ends.
 
         What is done to it inside comes at this step, however fast or busy the machine is.
@@ -89,7 +104,7 @@ class Workshop:
         finally:
             hold.unlink()
 
-    def killed_at(self, step: int, run_id: str, process: subprocess.Popen) -> None:
+    def killed_at(self, step: int, run_id: str, process: Fork) -> None:
         """Kill a run that was just started in the middle of a step, with -9."""
         with self.held_before(step, run_id, process):
             process.kill()
@@ -119,7 +134,7 @@ def demo(tmp_path):
 
 
 @pytest.fixture(scope="package")
-def workshop(tmp_path_factory) -> Workshop:
+def workshop(tmp_path_factory) -> Iterator[Workshop]:
     from demo import digits, tiny_qwen
 
     folder = tmp_path_factory.mktemp("workshop")
@@ -127,7 +142,10 @@ def workshop(tmp_path_factory) -> Workshop:
     tiny_qwen.build(folder / "tiny-qwen3-vl", "qwen3_vl")
     digits.write(folder / "digits")
     (folder / "brevity.py").write_text(OWN_REWARD, encoding="utf-8")
-    return Workshop(folder)
+    workshop = Workshop(folder)
+    yield workshop
+    if "forks" in vars(workshop):
+        workshop.forks.close()
 
 
 @pytest.fixture(scope="package")

@@ -18,10 +18,7 @@ def table(service, name):
 
 
 def online(workshop, service, *command, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "qwen_vl_grpo", *command], cwd=workshop.folder, env=workshop.environment | service.environment | environment,
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    return workshop.run("-m", "qwen_vl_grpo", *command, **service.environment | environment)
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +119,7 @@ def test_a_service_that_goes_away_costs_a_warning_and_no_answer(workshop, scored
     output = workshop.folder / "all.jsonl"
     command = ["infer", "--run_id", "scored", "--input", questions, "--output", str(output), "--wandb", "--temperature", "0.5"]
     with served() as service:
-        own = workshop.environment | service.environment | {"WANDB_FINISH_TIMEOUT": "3"}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "qwen_vl_grpo", *command], cwd=workshop.folder, env=own,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        process = workshop.start("-m", "qwen_vl_grpo", *command, **service.environment, WANDB_FINISH_TIMEOUT="3")
         while not service.runs:
             assert process.poll() is None, process.communicate()
     out, err = process.communicate(timeout=300)

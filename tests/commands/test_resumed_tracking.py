@@ -51,13 +51,10 @@ def test_a_sync_makes_one_run_of_both_attempts(workshop, history):
 
 def test_a_service_that_saw_the_first_attempt_gets_the_steps_it_lacks(workshop):
     config = workshop.config("online", **TRACKED | {"tracking": {"report_to": "wandb", "mode": "online"}})
-    command = [sys.executable, "-m", "qwen_vl_grpo", "train", "--config", config]
+    command = ["-m", "qwen_vl_grpo", "train", "--config", config]
     with served() as service:
-        given = workshop.environment | service.environment
-        workshop.killed_at(7, "online", subprocess.Popen(command, cwd=workshop.folder, env=given))
-        again = subprocess.run(
-            [*command, "--resume"], cwd=workshop.folder, env=given, capture_output=True, text=True, timeout=300, check=False
-        )
+        workshop.killed_at(7, "online", workshop.start(*command, **service.environment))
+        again = workshop.run(*command, "--resume", **service.environment)
         assert again.returncode == 0, again.stderr
     assert list(service.runs) == ["online"]
     assert [row["train/global_step"] for row in service.history("online") if "train/loss" in row] == list(range(1, 9))

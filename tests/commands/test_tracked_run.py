@@ -134,9 +134,8 @@ def test_a_tracker_that_goes_away_costs_a_warning_and_no_metric(workshop, gone):
     tracking = {"report_to": "wandb", "mode": "online"}
     with ExitStack() as stack:
         service = stack.enter_context(served())
-        own = workshop.environment | service.environment | {"WANDB_FINISH_TIMEOUT": "3"}
-        command = [sys.executable, "-m", "qwen_vl_grpo", "train", "--config", workshop.config(f"left-{gone}", tracking=tracking)]
-        process = subprocess.Popen(command, cwd=workshop.folder, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        command = ["train", "--config", workshop.config(f"left-{gone}", tracking=tracking)]
+        process = workshop.start("-m", "qwen_vl_grpo", *command, **service.environment, WANDB_FINISH_TIMEOUT="3")
         with workshop.held_before(2, f"left-{gone}", process):
             if gone == "client":
                 core = subprocess.run(["pgrep", "-P", str(process.pid), "wandb-core"], capture_output=True, text=True, check=True)
@@ -154,9 +153,8 @@ def test_a_service_that_takes_no_files_keeps_no_run_from_ending(workshop):
     config = workshop.config("unsent", max_steps=1, tracking={"report_to": "wandb", "mode": "online"})
     with served() as service:
         service.full = True
-        own = workshop.environment | service.environment | {"WANDB_FINISH_TIMEOUT": "3"}
-        command = [sys.executable, "-m", "qwen_vl_grpo", "train", "--config", config]
-        done = subprocess.run(command, cwd=workshop.folder, env=own, capture_output=True, text=True, timeout=300, check=False)
+        command = ["-m", "qwen_vl_grpo", "train", "--config", config]
+        done = workshop.run(*command, **service.environment, WANDB_FINISH_TIMEOUT="3")
     assert done.returncode == 0, done.stderr
     assert "it has gaps from here on, the files here have none" in done.stderr
     assert workshop.card("unsent")["state"] == "finished"
