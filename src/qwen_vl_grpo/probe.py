@@ -63,7 +63,7 @@ def _asked(
     """A record for each sample, as soon as its completions are there."""
     run = subjects.find(solve_rates.policy_of(config), config)
     chosen = answering.choose_backend(backend)
-    with scoring.started(run, chosen, config.evaluation.batch_size, samples.values()) as (loaded, run):
+    with scoring.started(run, chosen, config.evaluation.batch_size, samples.values(), len(samples) * count) as (loaded, run):
         first = Question(run, next(iter(samples.values())), config.max_completion_length, config.temperature)
         places: dict[int, str] = {}
 

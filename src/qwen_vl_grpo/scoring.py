@@ -131,7 +131,8 @@ def _answer(
     ]
     if not left:
         return known
-    with started(run, how["backend"], how["batch_size"], samples) as (backend, asked_run):
+    most = max(count * len(places) for _, count, places in left)
+    with started(run, how["backend"], how["batch_size"], samples, most) as (backend, asked_run):
         for function in functions:
             if hold := getattr(function, "hold", None):
                 hold(backend.model, asked_run.processor)
@@ -169,14 +170,15 @@ def _completions(
 
 
 @contextmanager
-def started(run: RunPolicy, backend: str, batch_size: int, samples: Collection[Sample]) -> Iterator[tuple[Any, RunPolicy]]:
-    """The policy loaded, its adapter seen to work; from a merged copy where vLLM leaves out what it learned in the tower."""
+def started(run: RunPolicy, backend: str, batch_size: int, samples: Collection[Sample], questions: int) -> Iterator[tuple[Any, RunPolicy]]:
+    """The policy loaded for at most so many questions at a time, its adapter seen to work; from a merged copy where vLLM leaves out what
+    it learned in the tower."""
 
     def start(policy_: RunPolicy) -> Any:
         if backend == "transformers":
             return TransformersBackend([policy_], batch_size)
         images, clips = (max(len(shown) for shown in shows) for shows in zip(*((one.images, one.videos) for one in samples), strict=True))
-        return VllmBackend([policy_], images, clips)
+        return VllmBackend([policy_], images, clips, questions)
 
     try:
         with closing(start(run)) as loaded:
