@@ -30,11 +30,11 @@ from benchmarks import gpu_rig
 from benchmarks.gpu_rig import FOLDER
 from qwen_vl_grpo import answering, dataset, hardware, items, loading, opening, policy, registry
 from qwen_vl_grpo.config import RunConfig
+from qwen_vl_grpo.engine_prompts import forbid_vision_tokens
 from qwen_vl_grpo.errors import EngineError
 from qwen_vl_grpo.interfaces import RunCard
 from qwen_vl_grpo.items import Item
 from qwen_vl_grpo.loading import Completion, Question, RunPolicy, finished
-from qwen_vl_grpo.rollouts import forbid_vision_tokens
 
 RUNS, ROUNDS = 8, 3
 REQUESTS = 512

@@ -27,7 +27,7 @@ from trl.trainer import grpo_trainer
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from qwen_vl_grpo import assembly, policy, rollouts
+from qwen_vl_grpo import assembly, engine_prompts, policy, processors
 from qwen_vl_grpo import config as configs
 from qwen_vl_grpo.config import RunConfig
 from qwen_vl_grpo.ledger import Ledger
@@ -97,8 +97,8 @@ class OneToken(VLLMGeneration):
     """TRL's engine with the one mend: one token a picture, and the prompts that the trainer has."""
 
     def generate(self, prompts: Any, images: Any, num_generations: int, profiler: Any = None) -> Any:
-        vision = rollouts.vision_token_ids(self.processing_class)
-        _, *rest = super().generate([rollouts.collapse(ids, vision) for ids in prompts], images, num_generations, profiler)
+        vision = processors.vision_token_ids(self.processing_class)
+        _, *rest = super().generate([engine_prompts.collapse(ids, vision) for ids in prompts], images, num_generations, profiler)
         return prompts, *rest
 
 

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks import gpu_answers, gpu_clips, gpu_faults, gpu_plan, gpu_rig
 from benchmarks.gpu_rig import FOLDER
-from qwen_vl_grpo import hardware, parity, policy
+from qwen_vl_grpo import engine_prompts, hardware, parity, policy, processors
 
 MIXED_SIZES = ((448, 448), (392, 560), (672, 336), (504, 504))
 """Pictures of one prompt in the row on faithful rollouts: one to four of these."""
@@ -105,9 +105,9 @@ def phase(size: str, changes: list[str]) -> dict[str, Any]:
         prompts = policy.unpadded(policy.encode(prepared.processor, samples))
         repeated = [ids for ids in prompts for _ in range(config.num_generations)]
         pictures = [sample.images for sample in samples for _ in range(config.num_generations)]
-        vision = gpu_rig.rollouts.vision_token_ids(prepared.processor)
+        vision = processors.vision_token_ids(prepared.processor)
         requests = [
-            {"prompt_token_ids": gpu_rig.rollouts.collapse(ids, vision), "multi_modal_data": {"image": row}}
+            {"prompt_token_ids": engine_prompts.collapse(ids, vision), "multi_modal_data": {"image": row}}
             for ids, row in zip(repeated, pictures, strict=True)
         ]
 

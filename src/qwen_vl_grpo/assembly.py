@@ -20,6 +20,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from qwen_vl_grpo import (
     dataset,
+    engine_prompts,
     footprint,
     hardware,
     planning,
@@ -246,7 +247,7 @@ def grpo_config(config: RunConfig, processor: Any, weights: Sequence[float], run
     """The one place where our keys become TRL's."""
     on_gpu = torch.cuda.is_available()
     given = dict(config.trl)
-    sampling = rollouts.forbid_vision_tokens(processor, config.use_vllm) | given.pop("generation_kwargs", {})
+    sampling = engine_prompts.forbid_vision_tokens(processor, config.use_vllm) | given.pop("generation_kwargs", {})
     engine: dict[str, Any] = {}
     if config.model_revision and config.beta and not config.lora.enabled:
         given["model_init_kwargs"] = {"revision": config.model_revision}  # TRL loads the reference with it, though it warns it would not

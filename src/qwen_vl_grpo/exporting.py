@@ -132,8 +132,8 @@ def compare(record: dict[str, Any]) -> None:
 
 
 def plain(model: Any) -> Any:
-    """The model without its adapter's layers, with the merged weights in place (`rollouts.merged_weights`: added in float32)."""
-    from qwen_vl_grpo.rollouts import merged_weights
+    """The model without its adapter's layers, with the merged weights in place (`merging.merged_weights`: added in float32)."""
+    from qwen_vl_grpo.merging import merged_weights
 
     weights = dict(merged_weights(model))
     bare = model.unload()

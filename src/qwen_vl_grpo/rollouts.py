@@ -21,15 +21,15 @@ from typing import Any, TypeVar
 import numpy
 import torch
 from peft import PeftModel
-from peft.tuners.lora import LoraLayer
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration, extract_logprobs
 from trl.trainer import grpo_trainer
 
-from qwen_vl_grpo import clip_times, processors, sharding
-from qwen_vl_grpo.errors import EngineError, GrpoError, HardwareError, RolloutError, briefly
+from qwen_vl_grpo import clip_times, sharding
+from qwen_vl_grpo.engine_prompts import check_prompts, clips_written, collapse, group_size, shown
+from qwen_vl_grpo.errors import EngineError, GrpoError, HardwareError, briefly
 from qwen_vl_grpo.hardware import FREED_SHARE
-from qwen_vl_grpo.interfaces import Clip
+from qwen_vl_grpo.merging import merged_weights
 from qwen_vl_grpo.processors import vision_token_ids
 
 log = logging.getLogger("qwen_vl_grpo")
@@ -288,108 +288,6 @@ class FaithfulGeneration(VLLMGeneration):
         """Note the free memory of the card in GiB under a phase's name."""
         self.memory[phase] = torch.cuda.mem_get_info()[0] / 2**30 if torch.cuda.is_available() else 0.0
         return self.memory[phase]
-
-
-def merged_weights(model: PeftModel) -> Generator[tuple[str, torch.Tensor], None, None]:
-    """Every weight of the policy under the base model's name, the LoRA product added in float32 to a copy.
-
-    The base is never written to, so it is bit-equal however often the engine is given new weights, and there is nothing to
-    undo if the engine fails halfway.
-    """
-    layers: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if model.prefix in name:
-                continue
-            plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
-            module = layers.get(name.removesuffix(".base_layer.weight"))
-            base = whole(weight)
-            if module is None or module.disable_adapters:
-                yield plain, base
-                continue
-            total = base.float()
-            for active in module.active_adapters:
-                if active in module.lora_A:
-                    total = total + module.get_delta_weight(active).float()
-            yield plain, total.to(base.dtype)
-
-
-def whole(weight: Any) -> torch.Tensor:
-    """A weight as its layer multiplies with it: one of a 4-bit base dequantised."""
-    if (state := getattr(weight, "quant_state", None)) is None:
-        return weight.data
-    from bitsandbytes.functional import dequantize_4bit  # pyright: ignore[reportMissingImports]
-
-    return dequantize_4bit(weight.data, state)
-
-
-def collapse(ids: Sequence[int], vision_tokens: Sequence[int], clips: Sequence[tuple[int, Sequence[int]]] = ()) -> list[int]:
-    """Keep one token of each run of equal vision tokens: the form that vLLM expands by itself.
-
-    `clips` are placeholder and tokens of each clip (`clips_written`): those of Qwen3-VL have times in between. Raises RolloutError
-    for a prompt that does not show one.
-    """
-    left, short = list(ids), []
-    for token, written in clips:
-        size = len(written)
-        start = next((place for place in range(len(left) - size + 1) if left[place : place + size] == list(written)), None)
-        if start is None:
-            raise RolloutError("rollouts: a clip is not in the prompt that the trainer scores; its frames reach the two in different sizes")
-        short += [*collapse(left[:start], vision_tokens), token]
-        left = left[start + size :]
-    return short + [token for i, token in enumerate(left) if not (token in vision_tokens and i and left[i - 1] == token)]
-
-
-def clips_written(processor: Any, rows: Sequence[Any]) -> list[list[tuple[int, list[int]]]]:
-    """For each row the placeholder and the tokens of each of its clips, as the processor writes them."""
-    known: dict[int, tuple[int, list[int]]] = {}
-    for clip in (each for row in rows for each in row or [] if isinstance(each, Clip)):
-        if id(clip) not in known:
-            text = processors.expanded(processor, processor.video_token, [], [clip])
-            known[id(clip)] = processor.video_token_id, processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-    return [[known[id(each)] for each in row or [] if isinstance(each, Clip)] for row in rows]
-
-
-def shown(row: Sequence[Any]) -> dict[str, Any]:
-    """What vLLM is given of the pictures and clips of a prompt. A clip's frames are not to be chosen or resized again."""
-    data: dict[str, list[Any]] = defaultdict(list)
-    for each in row:
-        if isinstance(each, Clip):
-            data["video"].append((each.frames, processors.metadata(each) | {"do_sample_frames": False}))
-        else:
-            data["image"].append(each)
-    options = {"mm_processor_kwargs": {"do_sample_frames": False, "do_resize": False}} if "video" in data else {}
-    return {"multi_modal_data": dict(data)} | options
-
-
-def group_size(prompts: Sequence[Sequence[int]], num_generations: int) -> int:
-    """`num_generations` if the prompts stand in whole groups of equals, else 1 (groups that ranks share)."""
-    if len(prompts) % num_generations:
-        return 1
-    groups = (prompts[i : i + num_generations] for i in range(0, len(prompts), num_generations))
-    return num_generations if all(prompt == group[0] for group in groups for prompt in group) else 1
-
-
-def check_prompts(seen: Sequence[Sequence[int]], scored: Sequence[Sequence[int]]) -> None:
-    """Raise RolloutError if the prompts that the engine read are not those that the trainer scores."""
-    for row, (read, own) in enumerate(zip(seen, scored, strict=True)):
-        if list(read) != list(own):
-            raise RolloutError(
-                f"rollouts: in row {row} vLLM read a prompt of {len(read)} tokens and the trainer scores one of {len(own)}; the pictures "
-                "reach the two in different sizes, so check data.min_pixels and data.max_pixels against the model"
-            )
-
-
-def forbid_vision_tokens(processor: Any, use_vllm: bool) -> dict[str, Any]:
-    """Sampling arguments under which no placeholder is sampled: one in a completion would ask for a picture that is not there.
-
-    transformers suppresses the picture's token alone and vLLM none (trl#3847). vLLM wants integer keys. The trainer's own
-    head gets the same bias (`policy.forbid`), so that both sides score the same distribution.
-    """
-    tokens = vision_token_ids(processor)
-    if not tokens:
-        return {}
-    return {"logit_bias": dict.fromkeys(tokens, -100.0)} if use_vllm else {"suppress_tokens": tokens}
 
 
 @contextmanager

@@ -23,8 +23,9 @@ import torch
 from safetensors.torch import save_file
 from trl.generation.vllm_client import parse_logprobs
 
+from qwen_vl_grpo.engine_prompts import check_prompts, group_size
 from qwen_vl_grpo.errors import RolloutError
-from qwen_vl_grpo.rollouts import EngineSettings, FaithfulGeneration, check_prompts, engine_errors, group_size
+from qwen_vl_grpo.rollouts import EngineSettings, FaithfulGeneration, engine_errors
 from qwen_vl_grpo.vllm_server import GENERATE, VLLMServer
 
 AT_ONCE = 64

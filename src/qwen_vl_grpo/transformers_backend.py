@@ -14,10 +14,10 @@ from peft import PeftModel
 
 from qwen_vl_grpo import policy, processors
 from qwen_vl_grpo.config import RunConfig
+from qwen_vl_grpo.engine_prompts import forbid_vision_tokens
 from qwen_vl_grpo.errors import RegistryError
 from qwen_vl_grpo.interfaces import RunCard, Sample
 from qwen_vl_grpo.loading import Completion, Question, RunPolicy, finished, load
-from qwen_vl_grpo.rollouts import forbid_vision_tokens
 
 
 class TransformersBackend:

@@ -23,10 +23,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qwen_vl_grpo import clip_times, policy, processors
+from qwen_vl_grpo.engine_prompts import check_prompts, clips_written, collapse, forbid_vision_tokens, shown
 from qwen_vl_grpo.errors import EngineError, RegistryError
 from qwen_vl_grpo.loading import Completion, Question, RunPolicy, finished, positions
 from qwen_vl_grpo.processors import vision_token_ids
-from qwen_vl_grpo.rollouts import check_prompts, clips_written, collapse, engine_errors, forbid_vision_tokens, shown
+from qwen_vl_grpo.rollouts import engine_errors
 
 log = logging.getLogger("qwen_vl_grpo")
 

@@ -10,7 +10,7 @@ from PIL import Image
 from transformers import AutoProcessor, LlamaConfig
 
 from demo.tiny_qwen import FAMILIES, TEXT_FAMILIES
-from qwen_vl_grpo import dataset, policy, processors, rollouts
+from qwen_vl_grpo import dataset, engine_prompts, policy, processors
 from qwen_vl_grpo.errors import DataError, PolicyError
 from qwen_vl_grpo.interfaces import Sample
 
@@ -121,7 +121,7 @@ def test_a_text_only_policy_reads_with_its_tokenizer_alone(config_of, checkpoint
     assert rows[1] == policy.encode(processor, [long])["input_ids"][0].tolist()
     assert processor.decode(rows[0]).endswith("<|im_start|>user\na cat<|im_end|>\n<|im_start|>assistant\n")
     assert policy.load_model(config)(**encoded).logits.isfinite().all()
-    assert rollouts.forbid_vision_tokens(processor, use_vllm=True) == rollouts.forbid_vision_tokens(processor, use_vllm=False) == {}
+    assert [engine_prompts.forbid_vision_tokens(processor, use_vllm) for use_vllm in (True, False)] == [{}, {}]
 
 
 def test_a_text_only_policy_is_refused_where_it_would_have_to_see(config_of, checkpoint):

@@ -14,7 +14,7 @@ from peft import get_peft_model
 from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 
-from qwen_vl_grpo import policy, rollouts, shapes
+from qwen_vl_grpo import merging, policy, shapes
 
 FOLDER = Path(__file__).parents[1] / "fixtures/published"
 CHECKPOINTS = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.yaml"))}
@@ -86,7 +86,7 @@ def test_the_parameters_are_named_as_those_of_the_tiny_models_that_the_engine_la
 def test_an_out_of_place_merge_gives_the_engine_the_names_of_the_base(model, config_of):
     base = dict(model.named_parameters())
     shapes_of = {key: weight.shape for key, weight in base.items()}
-    merged = rollouts.merged_weights(get_peft_model(model, policy.adapter(config_of().lora)))
+    merged = merging.merged_weights(get_peft_model(model, policy.adapter(config_of().lora)))
     assert {key: weight.shape for key, weight in merged} == shapes_of
 
 

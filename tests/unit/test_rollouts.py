@@ -10,27 +10,27 @@ from trl.data_utils import prepare_multimodal_messages
 from trl.trainer import grpo_trainer
 
 from demo.tiny_qwen import FAMILIES
-from qwen_vl_grpo import policy, rollouts
+from qwen_vl_grpo import engine_prompts, policy, processors, rollouts
 from qwen_vl_grpo.errors import RolloutError
 
 START, END, IMAGE, VIDEO = 3, 4, 5, 6
 
 
 def test_one_picture_keeps_one_token():
-    assert rollouts.collapse([1, START, IMAGE, IMAGE, IMAGE, END, 2], [IMAGE, VIDEO]) == [1, START, IMAGE, END, 2]
+    assert engine_prompts.collapse([1, START, IMAGE, IMAGE, IMAGE, END, 2], [IMAGE, VIDEO]) == [1, START, IMAGE, END, 2]
 
 
 def test_two_adjacent_pictures_keep_one_token_each():
     expanded = [START, IMAGE, IMAGE, END, START, IMAGE, IMAGE, IMAGE, END]
-    assert rollouts.collapse(expanded, [IMAGE, VIDEO]) == [START, IMAGE, END, START, IMAGE, END]
+    assert engine_prompts.collapse(expanded, [IMAGE, VIDEO]) == [START, IMAGE, END, START, IMAGE, END]
 
 
 def test_a_repeated_word_is_no_picture():
-    assert rollouts.collapse([7, 7, 7, IMAGE], [IMAGE, VIDEO]) == [7, 7, 7, IMAGE]
+    assert engine_prompts.collapse([7, 7, 7, IMAGE], [IMAGE, VIDEO]) == [7, 7, 7, IMAGE]
 
 
 def test_a_picture_beside_a_clip_keeps_both():
-    assert rollouts.collapse([IMAGE, IMAGE, VIDEO, VIDEO], [IMAGE, VIDEO]) == [IMAGE, VIDEO]
+    assert engine_prompts.collapse([IMAGE, IMAGE, VIDEO, VIDEO], [IMAGE, VIDEO]) == [IMAGE, VIDEO]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -41,7 +41,7 @@ def test_collapsing_undoes_what_the_real_processor_expanded(checkpoint, config_o
     chat = prepare_multimodal_messages([{"role": "user", "content": "Same?"}], images=images)
     text = processor.apply_chat_template([chat], tokenize=False, add_generation_prompt=True)
     expanded = processor(text=text, images=[images] if images else None)["input_ids"][0]
-    collapsed = rollouts.collapse(expanded, rollouts.vision_token_ids(processor))
+    collapsed = engine_prompts.collapse(expanded, processors.vision_token_ids(processor))
     assert collapsed == processor.tokenizer(text)["input_ids"][0]
     assert (len(expanded) > len(collapsed)) == bool(pictures)
     assert collapsed.count(processor.image_token_id) == pictures
@@ -62,18 +62,18 @@ def test_the_published_engine_comes_back_after_an_error():
 
 
 def test_whole_groups_of_equal_prompts_become_one_request_each():
-    assert rollouts.group_size([[1, 2], [1, 2], [3], [3]], 2) == 2
+    assert engine_prompts.group_size([[1, 2], [1, 2], [3], [3]], 2) == 2
 
 
 @pytest.mark.parametrize("prompts", [[[1], [2]], [[1], [1], [2]]], ids=str)
 def test_a_group_that_ranks_share_is_asked_row_by_row(prompts):
-    assert rollouts.group_size(prompts, 2) == 1
+    assert engine_prompts.group_size(prompts, 2) == 1
 
 
 def test_another_prompt_than_the_trainers_stops_the_run():
-    rollouts.check_prompts([[1, 2], [3]], [[1, 2], [3]])
+    engine_prompts.check_prompts([[1, 2], [3]], [[1, 2], [3]])
     with pytest.raises(RolloutError, match="row 1 vLLM read a prompt of 2 tokens and the trainer scores one of 1"):
-        rollouts.check_prompts([[1, 2], [3, 3]], [[1, 2], [3]])
+        engine_prompts.check_prompts([[1, 2], [3, 3]], [[1, 2], [3]])
 
 
 def test_a_seed_decides_what_is_drawn_and_the_trainers_generators_are_left_alone():
@@ -100,6 +100,6 @@ def test_a_seed_decides_what_is_drawn_and_the_trainers_generators_are_left_alone
 def test_both_placeholders_are_forbidden_by_their_integer_ids(checkpoint, config_of, family):
     processor = policy.load_processor(config_of(model_name=checkpoint(family)))
     ids = [processor.tokenizer.convert_tokens_to_ids(token) for token in ("<|image_pad|>", "<|video_pad|>")]
-    assert rollouts.forbid_vision_tokens(processor, use_vllm=True) == {"logit_bias": {ids[0]: -100.0, ids[1]: -100.0}}
-    assert rollouts.forbid_vision_tokens(processor, use_vllm=False) == {"suppress_tokens": ids}
-    assert all(type(key) is int for key in rollouts.forbid_vision_tokens(processor, use_vllm=True)["logit_bias"])
+    assert engine_prompts.forbid_vision_tokens(processor, use_vllm=True) == {"logit_bias": {ids[0]: -100.0, ids[1]: -100.0}}
+    assert engine_prompts.forbid_vision_tokens(processor, use_vllm=False) == {"suppress_tokens": ids}
+    assert all(type(key) is int for key in engine_prompts.forbid_vision_tokens(processor, use_vllm=True)["logit_bias"])

@@ -10,7 +10,7 @@ import torch
 from packaging.version import Version
 from safetensors.torch import load_file
 
-from qwen_vl_grpo import hardware, rollouts, server_rollouts, vllm_server
+from qwen_vl_grpo import engine_prompts, hardware, server_rollouts, vllm_server
 from qwen_vl_grpo.errors import ConfigError, EngineError, HardwareError, RolloutError
 
 OPTIONS = {
@@ -175,4 +175,4 @@ def test_an_older_server_tells_the_length_of_the_prompt_alone():
     ids = [1, 2, 3]
     assert server_rollouts.read({"usage": {"prompt_tokens": 3}}, ids) == ids
     with pytest.raises(RolloutError, match="in row 0 vLLM read a prompt of"):
-        rollouts.check_prompts([server_rollouts.read({"usage": {"prompt_tokens": 5}}, ids)], [ids])
+        engine_prompts.check_prompts([server_rollouts.read({"usage": {"prompt_tokens": 5}}, ids)], [ids])

@@ -7,7 +7,7 @@ import torch
 from peft import get_peft_model
 from PIL import Image
 
-from qwen_vl_grpo import exporting, policy, proof, registry, rollouts
+from qwen_vl_grpo import engine_prompts, exporting, policy, processors, proof, registry
 from qwen_vl_grpo.interfaces import RunCard, Sample
 
 QUESTION = Sample(
@@ -46,8 +46,9 @@ def test_vllm_answers_from_the_merged_checkpoint_as_the_adapter_does(config_of, 
         str(tmp_path / "merged"), dtype="float32", enforce_eager=True, max_model_len=512, limit_mm_per_prompt={"image": 1, "video": 0}
     )
     try:
-        prompt = rollouts.collapse(policy.encode(processor, [QUESTION])["input_ids"][0].tolist(), rollouts.vision_token_ids(processor))
-        greedy = vllm.SamplingParams(temperature=0.0, max_tokens=12, logit_bias=dict.fromkeys(rollouts.vision_token_ids(processor), -100.0))
+        vision = processors.vision_token_ids(processor)
+        prompt = engine_prompts.collapse(policy.encode(processor, [QUESTION])["input_ids"][0].tolist(), vision)
+        greedy = vllm.SamplingParams(temperature=0.0, max_tokens=12, logit_bias=dict.fromkeys(vision, -100.0))
         request = {"prompt_token_ids": prompt, "multi_modal_data": {"image": list(QUESTION.images)}}
         answered = engine.generate([request], greedy, use_tqdm=False)[0].outputs[0].token_ids
         assert list(answered) == tuned

@@ -9,7 +9,7 @@ from packaging.version import Version
 from three_steps import BOUND
 from vllm.model_executor.models import qwen2_5_vl
 
-from qwen_vl_grpo import clip_times, parity, policy, positions, rollouts
+from qwen_vl_grpo import clip_times, engine_prompts, parity, policy, positions
 from qwen_vl_grpo.errors import RolloutError
 from qwen_vl_grpo.interfaces import Clip
 
@@ -78,4 +78,4 @@ def test_a_clip_of_another_size_than_the_trainer_scores_is_noticed(trainer_of):
 
 
 def test_a_clip_collapses_to_its_placeholder():
-    assert rollouts.collapse([1, 9, 9, 2, 8, 8, 3], [8, 9], [(7, [9, 9, 2])]) == [1, 7, 8, 3]
+    assert engine_prompts.collapse([1, 9, 9, 2, 8, 8, 3], [8, 9], [(7, [9, 9, 2])]) == [1, 7, 8, 3]
