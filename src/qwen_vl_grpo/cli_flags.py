@@ -92,6 +92,7 @@ def refuse_early(run: Any, resume: bool) -> None:
     _refuse_states(run, task, ask_hub=True)
     machine = hardware.detect()
     strategies.refuse(run, strategies.named(), machine.accelerated)
+    strategies.refuse_engine(run)
     heed(checks.quick(run, machine) + environment.settle(machine, run))
     if not run.allow_tight_memory and (memory := hardware.memory_gib(machine)):
         planning.refuse(run, memory)

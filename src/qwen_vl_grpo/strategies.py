@@ -63,6 +63,16 @@ def refuse(config: RunConfig, strategy: str, accelerated: bool, environment: Map
         raise ConfigError(f"launch: {strategy} would keep parts of a model, and a run is kept as one; set {name}={wanted}")
 
 
+def refuse_engine(config: RunConfig) -> None:
+    """Raise ConfigError for an engine on more cards than divide the processes of this launch."""
+    cards = config.trl.get("vllm_tensor_parallel_size", 1)
+    if config.use_vllm and config.vllm_mode == "colocate" and launched() % cards:
+        raise ConfigError(
+            f"trl.vllm_tensor_parallel_size {cards}: an engine takes {cards} processes and the run has {launched()}; start it with "
+            f"grpo launch on a multiple of {cards} cards, or leave the key out"
+        )
+
+
 def _stage(environment: Mapping[str, str]) -> Any:
     """ZeRO's stage, from accelerate's own setting or from the DeepSpeed file that it was given."""
     file = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")

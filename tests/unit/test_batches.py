@@ -73,6 +73,18 @@ def test_what_a_strategy_would_train_wrongly_is_refused_with_one_that_does_not(c
         strategies.refuse(config_of(**keys), strategy, True, ZERO3 | FSDP2)
 
 
+def test_an_engine_on_more_cards_than_the_launch_has_is_refused_before_it_starts(config_of, monkeypatch):
+    config = config_of(use_vllm=True, trl={"vllm_tensor_parallel_size": 2})
+    for processes in ("1", "3"):
+        monkeypatch.setenv("WORLD_SIZE", processes)
+        with pytest.raises(ConfigError, match=f"size 2: an engine takes 2 processes and the run has {processes}; .* a multiple of 2 cards"):
+            strategies.refuse_engine(config)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    strategies.refuse_engine(config)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    strategies.refuse_engine(config_of(use_vllm=True, vllm_mode="server", trl={"vllm_tensor_parallel_size": 2}))
+
+
 def test_a_sharded_run_is_kept_as_one_model(config_of):
     with pytest.raises(ConfigError, match="set FSDP_STATE_DICT_TYPE=FULL_STATE_DICT"):
         strategies.refuse(config_of(**WHOLE), "fsdp2", True, FSDP2 | {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"})
