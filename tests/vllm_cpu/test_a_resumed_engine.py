@@ -27,7 +27,7 @@ def test_a_resumed_run_samples_and_learns_as_one_that_was_left_alone(config_of, 
     published, groups = vllm.LLM.generate, []
 
     def generate(self, requests, sampling_params, **named):
-        if sampling_params.n > 1:
+        if sampling_params[0].n > 1:
             groups.append(1)
             if len(groups) == 3:
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")

@@ -17,7 +17,7 @@ def dying(monkeypatch, tmp_path):
     published, calls = vllm.LLM.generate, []
 
     def generate(self, requests, sampling_params, **named):
-        if sampling_params.n > 1:
+        if sampling_params[0].n > 1:
             calls.append(1)
             if len(calls) == 2:
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")
