@@ -15,6 +15,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def killed(process: subprocess.Popen[bytes], run_dir: Path, limit: float) -> Ite
     while Path(f"/proc/{first}").exists() and time.monotonic() < until:
         time.sleep(0.05)
     yield "seconds until the other rank was gone", round(time.monotonic() - began, 1)
-    process.wait(max(0, until - time.monotonic()))
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(max(0, until - time.monotonic()))
     yield "seconds from the kill to the run's end", round(time.monotonic() - began, 1)
 
 
@@ -77,8 +79,11 @@ def run(name: str, cards: int, log: Path, limit: float) -> dict[str, Any]:
         finally:
             process.terminate()
             process.wait()
-    if code:
-        return {"ended with": code, "said": log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:]}
+    if code != 0:
+        return {
+            "ended with": "no end in time" if code is None else code,
+            "said": log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:],
+        }
     card = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
     lines = attempts.metrics(run_dir)
     told["state"] = card["state"]

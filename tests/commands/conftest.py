@@ -63,11 +63,9 @@ class Workshop:
 
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess:
         """Wait for `-m MODULE …`, `SCRIPT …` or `-c CODE …`."""
-        environment = self.environment | variables
         if command[0] == "-c":
-            return subprocess.run(
-                [sys.executable, *command], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-            )
+            given = {"cwd": self.folder, "env": self.environment | variables, "capture_output": True, "text": True, "timeout": 300}
+            return subprocess.run([sys.executable, *command], check=False, **given)
         process = self.start(*command, **variables)
         try:
             stdout, stderr = process.communicate(300)
