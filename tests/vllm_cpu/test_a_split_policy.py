@@ -1,41 +1,23 @@
 """Covers a whole policy that FSDP2 splits between two processes, with a vLLM engine in each: a run from config to card."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
-import yaml
+import two_ranks
 from safetensors.torch import load_file
 from three_steps import BOUND
 
 from qwen_vl_grpo import attempts, launch
-
-HERE = Path(__file__).parent
 
 
 def test_a_run_whose_policy_is_split_between_two_processes(config_of, tmp_path):
     trl = {"use_cpu": False, "ddp_backend": "gloo"}
     halves = {"batch_size": 2, "gradient_accumulation_steps": 2}
     config = config_of(lora=False, **halves, save_steps=1, parity_every=2, tracking={"report_to": "none"}, trl=trl)
-    (tmp_path / "split.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
-    own = launch.TOLD["fsdp2"] | {
-        "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "src"), str(HERE)]), "GRPO_HOME": str(tmp_path / "home"),
+    sharded = launch.TOLD["fsdp2"] | {
         "ACCELERATE_TORCH_DEVICE": "cpu", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
         "FSDP_RESHARD_AFTER_FORWARD": "true",
     }  # fmt: skip
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        str(HERE / "fsdp2_rank.py"),
-        str(tmp_path / "split.yaml"),
-    ]
-    done = subprocess.run(command, env=os.environ | own, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-6000:]
+    two_ranks.started("fsdp2_rank.py", config, tmp_path, **sharded)
     card, lines = json.loads((config.run_dir / "run.json").read_text()), attempts.metrics(config.run_dir)
     assert card["state"] == "finished"
     gaps = [card["metrics"]["parity"][f"parity/pictures_{rank}"] for rank in range(2)]

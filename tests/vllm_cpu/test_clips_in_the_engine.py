@@ -1,16 +1,12 @@
 """Covers clips in the engine: the prompt that it reads, and log-probabilities that are the trainer's, for one clip and two."""
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy
 import pytest
+import two_ranks
 import vllm
-import yaml
 from packaging.version import Version
 from three_steps import BOUND
 from vllm.model_executor.models import qwen2_5_vl
@@ -61,22 +57,9 @@ def test_the_same_frames_at_another_speed_are_another_clip_though_the_engine_kee
 
 
 def test_an_engine_on_two_processes_shows_each_its_own_clips(config_of, tmp_path):
-    changes = {"engine": LIMITS, "batch_size": 4, "trl": {"vllm_tensor_parallel_size": 2}}
-    (tmp_path / "two.yaml").write_text(yaml.safe_dump(config_of(**changes).model_dump(mode="json", exclude_unset=True)))
-    here = Path(__file__).parent
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        str(here / "clips_rank.py"),
-        str(tmp_path / "two.yaml"),
-    ]
-    own = {"PYTHONPATH": f"{here.parents[1] / 'src'}:{here}:{here / 'an_engine_is_allowed'}", "GRPO_HOME": str(tmp_path / "home")}
-    done = subprocess.run(command, env=os.environ | own, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    apart = [float(gap) for gap in re.findall(r"apart (\S+)", done.stdout)]
+    config = config_of(engine=LIMITS, batch_size=4, trl={"vllm_tensor_parallel_size": 2})
+    told = two_ranks.started("clips_rank.py", config, tmp_path)
+    apart = [float(gap) for gap in re.findall(r"apart (\S+)", told)]
     assert len(apart) == 2 and apart[0] != apart[1] and max(apart) < BOUND
 
 
